@@ -67,28 +67,28 @@ def distribute(
     - `compression` (`--gc-type`): of gradients to the servers and of sums back. One of dmltrain.kvstore.codec.TYPES, or
       the type with its parameter: `{"type": "2bit", "threshold": 0.1}`, `{"type": "topk", "ratio": 0.01}`. A threshold
       is in the unit of `parameter.grad` after `backward()`.
-    - `staleness`: of dist_ssp, how many steps a worker may be ahead of the slowest one (default: 3).
-    - `local_steps`, `outer_lr`, `outer_momentum`: of dist_local. Each `step()` is the worker's own. After so many of
-      them (default: 50) the workers' weights are averaged, by an outer optimizer with this rate and momentum
+    - `staleness`: for dist_ssp, how many steps a worker may be ahead of the slowest one (default: 3).
+    - `local_steps`, `outer_lr`, `outer_momentum`: for dist_local. Each worker makes its `step()` alone. After so many
+      steps (default: 50) the workers' weights are averaged, by an outer optimizer with this rate and momentum
       (dmltrain.kvstore.local_steps has the sources). Every worker must call `optimizer.synchronize()` before it
       evaluates or saves.
     - `update_on_kvstore`: whether dist_sync's optimizer runs on the servers (default: MXNET_UPDATE_ON_KVSTORE, or no).
     - `factors`: lets dense layers send sufficient factors where that is faster (dist_sync, the optimizer on the
-      workers). The largest number of rows of a worker's step: samples, times positions where inputs have them; 0: none.
-      `choices` of the result says which layers do, and why.
+      workers). The value is the largest number of rows in a worker's step: samples, times positions if the inputs have
+      positions. 0: no layer does. `choices` of the result says which layers do, and why.
     - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env
       (default: from the environment, else the first one).
     - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
       samples follows the speed at which it computes (docs/elastic-steps.md).
     - `batch`: in such a job, the samples of a step when the number of workers changes. constant: as many as at the
       start. per-worker: the loader's `batch_size` (times `micro_batches`) of each worker, and learning rates stay.
-      per-worker-scaled-lr: so many, and each step's learning rates are multiplied by its samples, divided by those at
-      the start; `optimizer.param_groups` keeps the rates without that.
+      per-worker-scaled-lr: the same, and each step multiplies learning rates by its number of samples, divided by that
+      of a step at the start; `optimizer.param_groups` keeps the unmultiplied rates.
     - `server_snapshot`: in such a job with the optimizer on the servers, the seconds between two copies of each
       server's optimizer state into the memory of two workers, with which the job goes on if the server is lost
       (default: 10). 0: after each step.
 
-    All models of a process share one kvstore, so each call must make the same choices, but for `factors`,
+    All models of a process share one kvstore, so each call must make the same choices, except for `factors`,
     `local_steps`, `outer_lr` and `outer_momentum`.
 
     When the outermost `backward()` returns, each `p.grad` is the mean over the workers (dist_sync, the optimizer on the
@@ -100,9 +100,9 @@ def distribute(
     - `broadcast_buffers`: give all workers worker 0's buffers in each step (dist_sync), as DDP does.
 
     With `defer`, which implies `step_early`, `step()` returns at once, and the next `model(x)` waits for each weight
-    just before it reads it. The results are the same. Code that reads weights otherwise than by `model(x)` or
+    just before it reads it. The results are the same. Code that reads weights in another way than by `model(x)` or
     `model.state_dict()` must then call `optimizer.settle()` first. `factors`, and elastic jobs with the optimizer on
-    the servers, imply `step_early`, too.
+    the servers, also imply `step_early`.
 
     A later call for the same model replaces the earlier one.
 
@@ -112,7 +112,7 @@ def distribute(
     environment = _worker()
     from dmltrain.api import script
 
-    asked = script.Exchange(
+    asked = script.ExchangeChoices(
         kvstore,
         compression,
         staleness,
@@ -124,7 +124,7 @@ def distribute(
         batch,
         server_snapshot,
     )
-    of_model = script.OfModel(local_steps, outer_lr, outer_momentum, factors)
+    of_model = script.ModelChoices(local_steps, outer_lr, outer_momentum, factors)
     script.check(asked, of_model, environment)
     from dmltrain.backends.torch import release
 
@@ -157,18 +157,19 @@ def loader(
     epoch, in an order that follows from seed and epoch.
 
     Read it once in each turn of `for epoch in state.epochs(...)`, and call `optimizer.step()` once for each batch. With
-    dist_sync the step has the mean over the samples of all workers' batches, also of unequal ones, if the loss is the
-    mean over the worker's batch. `batch_size` is that of a worker; where fewer are left in an elastic job, each gets
-    more, unless `distribute` was asked for another kind of `batch`.
+    dist_sync the step uses the mean over the samples of all workers' batches, also if these are unequal; for that the
+    loss must be the mean over the worker's batch. `batch_size` is the number of samples in one worker's batch. If fewer
+    workers are left in an elastic job, each gets more samples, unless `distribute` was asked for another kind of
+    `batch`.
 
     At an epoch's end there may be fewer samples than workers, and in an elastic job a worker that joins has none in its
-    first step. Then a batch of other samples stands in, whose gradients count as zeros: `loader.count`, the number of
-    samples of the present batch that count, is 0. With dist_local such a worker has one batch less.
+    first step. Such a worker gets a batch of other samples, whose gradients count as zeros: `loader.count`, the number
+    of samples of the present batch that count, is 0. With dist_local it gets one batch less instead.
 
-    `micro_batches`: a step has so many batches, so that it needs the memory of one only. Gradients add up, whatever
-    the batches' sizes, and losses are not divided. Call `step()` and `zero_grad()` where `loader.step_ends` is true.
+    `micro_batches`: the number of batches in a step; only one at a time is in memory. Gradients add up correctly for
+    any sizes of the batches, and losses are not divided. Call `step()` and `zero_grad()` if `loader.step_ends` is true.
 
-    `drop_last`: epochs have whole steps only; samples that are left over come in the next epoch.
+    `drop_last`: an epoch has whole steps only. The samples that it leaves out come in the next epoch.
     `options`: those of torch.utils.data.DataLoader, such as `num_workers`, `collate_fn` and `pin_memory`.
 
     Raises UserError for wrong values, and without a State.

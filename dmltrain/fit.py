@@ -2,7 +2,7 @@
 
 Every process of a job runs the same program; in a scheduler or server process `kvstore.create` serves the job and never
 returns. All random choices (sample order, augmentation, dropout) depend on the seed, the epoch and the worker's rank
-only. So the same command gives the same weights, and a resumed run those of the uninterrupted run.
+only. So the same command gives the same weights, and a resumed run ends with the weights of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from dmltrain.base import env, errors, malloc_tuning
 from dmltrain.base.errors import Diverged, JobLost, UserError
 from dmltrain.base.safe_text import open_missing_streams, safe_lines
 from dmltrain.checkpoints import checkpoint
+from dmltrain.data.batches import TrainBatches
 from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.options import Options, parse
@@ -34,17 +36,17 @@ from dmltrain.train import (
     dry_parse,
     elastic,
     emulation,
+    epoch_cost,
     epochs,
     fine_tuning,
     loading,
     measure,
-    read_speed,
     resume,
 )
 from dmltrain.train.board import Board, EventBoard
-from dmltrain.train.notice import notice_of
 from dmltrain.train.plan import Position, plan_of, schedule_of
 from dmltrain.train.run import Run
+from dmltrain.train.snapshot_signal import snapshot_signal_of
 from dmltrain.usage import Usage, gpu
 from dmltrain.version import __version__
 
@@ -76,7 +78,8 @@ def main(
 
 
 def exit_code(prog: str, run: Callable[[], None]) -> int:
-    """Run a program. The exit code says how it ended; the user's mistakes and a lost job are explained in one line."""
+    """Call `run`, and return the exit code of the program. A user's mistake, a lost job and Ctrl-C get one line on
+    standard error, without a traceback."""
     open_missing_streams()
     try:
         run()
@@ -93,10 +96,13 @@ def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
-    its = env.read()
-    checks.check(options, its)
-    if its.role == "worker" or (its.role == "server" and its.joins and options.update_on_kvstore):
-        BACKENDS[options.backend].load()  # a server that joins does so while the others train
+    environment = env.read()
+    checks.check(options, environment)
+    # Import the framework before joining the job: that takes seconds, in which a process sends no heartbeat. A server
+    # that joins a running job does so while the others train.
+    joins_as_server = environment.role == "server" and environment.joins
+    if environment.role == "worker" or (joins_as_server and options.update_on_kvstore):
+        BACKENDS[options.backend].load()
     store = kvstore.create(
         options.kv_store,
         staleness=options.staleness,
@@ -108,16 +114,36 @@ def train(options: Options, command: str) -> None:
     )  # a scheduler or server serves the job here, and exits
     try:
         if options.test_io:
-            read_speed.report(options, store)
+            report_read_speed(options, store)
             store.close()
             return
         run = prepare(options, store, command)
         malloc_tuning.keep_freed_memory()
         elastic.train(run, train_epochs)
     except BaseException as error:
-        store.failed(error)  # the other processes end at once and report this reason, or go on without this one
+        store.failed(error)  # the other processes report this reason and end; those of an elastic job go on
         raise
     store.close()
+
+
+def report_read_speed(options: Options, store: KVStore) -> None:
+    """--test-io 1: read the training data of one epoch without training, and log how fast: as MXNet's fit.py does, and
+    the mean of the whole epoch at the end. Raises UserError."""
+    log = record.logger(store.rank)
+    dataset = loading.load_dataset(options, store, log.warning)
+    part = loading.parts_of(options, dataset, store).part(store.rank, options.seed, 0)
+    threads = loading.threads(options, dataset)
+    began = since = time.perf_counter()
+    recent = total = 0
+    for batch in TrainBatches(dataset.train, part, threads, options.prefetch_bytes):
+        recent += len(batch.labels)
+        total += len(batch.labels)
+        if (batch.index + 1) % options.disp_batches == 0:
+            now = time.perf_counter()
+            log.info("Batch [%d]\tSpeed: %.2f samples/sec", batch.index, recent / (now - since))
+            recent, since = 0, now
+    seconds = time.perf_counter() - began
+    log.info("Read %d samples in %.1f s: %.2f samples/sec, %d threads", total, seconds, total / seconds, threads)
 
 
 def train_epochs(run: Run) -> None:
@@ -128,7 +154,7 @@ def train_epochs(run: Run) -> None:
         epochs.save(run, epoch)
         epochs.validate(run, epoch)
         loading.check_broken(run.dataset, run.store, run.log)
-        epochs.report(run, epoch, cost)
+        epoch_cost.report(run, epoch, cost)
     run.log.info("Final weights sha256=%s", run.trainer.digest())
 
 
@@ -156,32 +182,34 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     network = tuned.network if tuned else network
     parts = loading.parts_of(options, dataset, store)
     plan = plan_of(options, parts.steps, store.num_workers)
-    options, source = resume.chosen(options, plan, store, log)
+    options, source = resume.choose_checkpoint(options, plan, store, log)
     if source:
         loading.note_input(source, options, dataset, log)
-    found = resume.load(source, options, network, store, log) if source else None
-    state = found and found["state"]
+    saved = resume.load(source, options, network, store, log) if source else None
+    state = saved and saved["state"]
     if tuned and not state:
         pretrained = fine_tuning.weights(options, tuned, store, log)
         loading.note_input(pretrained.source, options, dataset, log)
         state = {"model": pretrained.weights}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     resume.check_all_save(options, store)
-    start = resume.position(source, found, plan) if source and found else Position(0)
+    start = resume.position(source, saved, plan) if source and saved else Position(0)
     own = loading.has_own_validation(options, dataset, store)
     pace, used, schedule = emulation.pace(options, store), usage_of(options, log), schedule_of(options, plan)
     run = Run(options, store, log, network, dataset, trainer, schedule, parts, plan, start, own, pace, used)
-    run = replace(run, board=board_of(run, command), notice=notice_of(options.snapshot_on_signal, store))
+    run = replace(
+        run, board=board_of(run, command), snapshot_signal=snapshot_signal_of(options.snapshot_on_signal, store)
+    )
     trainer.pace = run.pace
-    introduce(run, command)
-    if found:
-        resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))
-    announce(run)
+    log_start(run, command)
+    if saved:
+        resume.report(log, saved, resume.circumstances(options, store, len(dataset.train)))
+    log_plan(run)
     return run
 
 
 def usage_of(options: Options, log: Logger) -> Usage:
-    """Measures what epochs use, of GPUs only if their driver can be asked."""
+    """Measures the use of CPUs, memory and GPUs in an epoch; GPUs only if their driver answers."""
     try:
         return Usage(gpu.sampler(options.device_names))
     except gpu.GpusUnknown as reason:
@@ -193,13 +221,13 @@ def board_of(run: Run, command: str) -> Board:
     """What --tensorboard asks for."""
     if not run.options.tensorboard:
         return Board()
-    made = EventBoard(Path(run.options.tensorboard, f"worker-{run.store.rank}"), run.plan, run.start, run.log)
-    made.describe(command, run.options)
-    return made
+    board = EventBoard(Path(run.options.tensorboard, f"worker-{run.store.rank}"), run.plan, run.start, run.log)
+    board.describe(command, run.options)
+    return board
 
 
-def introduce(run: Run, command: str) -> None:
-    """Log everything needed to repeat the run."""
+def log_start(run: Run, command: str) -> None:
+    """Log everything that is needed to repeat the run."""
     from dmltrain.train import hardware
 
     options, dataset, network = run.options, run.dataset, run.network
@@ -223,12 +251,13 @@ def introduce(run: Run, command: str) -> None:
 
 
 def other_rank(run: Run) -> list[str]:
-    """A framework's own kvstore may rank workers by address and port; everything else uses the launcher's ranks."""
+    """The line for a framework's own kvstore, which may rank workers by address and port (MXNet's does). Everything
+    else uses the launcher's ranks."""
     rank = run.store.kv_rank
     return [] if rank is None else [f"Worker {run.store.rank} is rank {rank} of {run.backend.title}'s kvstore"]
 
 
-def announce(run: Run) -> None:
+def log_plan(run: Run) -> None:
     """Log the number of epochs to come, and the measured bandwidth of network and memory."""
     options, plan = run.options, run.plan
     if plan.iteration(run.start) >= plan.iterations:

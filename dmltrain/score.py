@@ -80,18 +80,18 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     log.info("dmltrain %s: %s", __version__, command)
     assert options.model_prefix
     asked = None if options.load_epoch == LAST else options.load_epoch
-    found = pretrained_weights.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)
-    options = as_saved(options, found, given)
+    trained = pretrained_weights.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)
+    options = as_saved(options, trained, given)
     dataset = loading.load_dataset(options, store, log.warning)
     if not len(dataset.validation):
         raise UserError("there are no validation data to score: give --data-val")
-    loading.note_input(found.source, options, dataset, log)
+    loading.note_input(trained.source, options, dataset, log)
     network = common_network.create(options, dataset.num_classes, dataset.image_shape, store)
-    names = graph_file.names_in_files(options.network, network) if found.source.suffix == weights.SUFFIX else {}
-    state = {"model": weights.fitting(found.source, found.weights, network, names)}
+    names = graph_file.names_in_files(options.network, network) if trained.source.suffix == weights.SUFFIX else {}
+    state = {"model": weights.fitting(trained.source, trained.weights, network, names)}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     began = time.perf_counter()
-    sums = evaluation.evaluated(
+    sums = evaluation.evaluate(
         trainer,
         dataset.validation,
         store,
@@ -102,23 +102,23 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     )
     loading.check_broken(dataset, store, log)
     speed = sums.samples / (time.perf_counter() - began)
-    epoch = epoch_of(found.source)
+    epoch = epoch_of(trained.source)
     for name, value in sums.metrics(options.top_k, options.loss).items():
         log.info(record.value(epoch, f"Validation-{name}", value))
     log.info(record.value(epoch, "Speed", speed))
-    log.info("Scored %s on %d samples of %s", found.source, sums.samples, dataset.name)
+    log.info("Scored %s on %d samples of %s", trained.source, sums.samples, dataset.name)
 
 
-def as_saved(options: Options, found: Trained, given: Collection[str]) -> Options:
+def as_saved(options: Options, trained: Trained, given: Collection[str]) -> Options:
     """The options with what they do not say of the network: as the checkpoint, or the graph beside it, says."""
     if "network" not in given:
-        options = replace(options, **network_of(found))
-    if options.image_shape is None and found.said.get("image_shape"):
-        options = replace(options, image_shape=tuple(found.said["image_shape"]))
+        options = replace(options, **network_of(trained))
+    if options.image_shape is None and trained.facts.get("image_shape"):
+        options = replace(options, image_shape=tuple(trained.facts["image_shape"]))
     if options.num_classes is None and (options.data_val or data.DATASETS[options.dataset].reads_files):
         shape = options.image_shape or data.DATASETS[options.dataset].image_shape
         graph = graph_file.is_graph(options.network) and models.create(options.network, None, None, shape)
-        options = replace(options, num_classes=graph.num_classes if graph else found.said.get("num_classes"))
+        options = replace(options, num_classes=graph.num_classes if graph else trained.facts.get("num_classes"))
     if options.num_classes is not None and "top_k" not in given:
         options = replace(options, top_k=usual_top_k(options.top_k, options.num_classes))
     return options
@@ -131,13 +131,15 @@ def epoch_of(source: Path) -> int:
     return int(number[1]) if number[2] else max(0, int(number[1]) - 1)
 
 
-def network_of(found: Trained) -> dict[str, Any]:
+def network_of(trained: Trained) -> dict[str, Any]:
     """--network and --num-layers as the checkpoint, or the graph beside it, say. Raises UserError if neither does."""
-    if found.source.suffix == weights.SUFFIX:
-        prefix = re.sub(r"-\d{4,}\.\w+$", "", str(found.source))
+    if trained.source.suffix == weights.SUFFIX:
+        prefix = re.sub(r"-\d{4,}\.\w+$", "", str(trained.source))
         return {"network": f"{prefix}-symbol.json", "num_layers": None}
-    said = str(found.said["network"])
-    keys = [key for key in models.NETWORKS if said == key or said.startswith(f"{key}-")]
+    network = str(trained.facts["network"])
+    keys = [key for key in models.NETWORKS if network == key or network.startswith(f"{key}-")]
     if not keys:
-        raise UserError(f"{found.source} has the weights of network {said!r}: name it with --network and its options")
-    return {"network": max(keys, key=len), "num_layers": found.said["num_layers"]}
+        raise UserError(
+            f"{trained.source} has the weights of network {network!r}: name it with --network and its options"
+        )
+    return {"network": max(keys, key=len), "num_layers": trained.facts["num_layers"]}

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dmltrain import fit
 from dmltrain.base.errors import UserError
 from dmltrain.logs import event_file
-from dmltrain.train import board, communication
+from dmltrain.train import board, epoch_cost
 from tests.forked_job import run_forked
 from tests.test_fit import DIGITS, EXAMPLES, ROOT, Log, environment, finished, installed
 
@@ -195,8 +195,8 @@ def test_tags(name, tag):
 
 def test_shares():
     spent = {"bound": 0.5, "compute": 3.0, "own-host": 0.0, "wire": 1.0}
-    assert communication.shares(spent) == {"bound": 0.5, "compute": 0.75, "own-host": 0.0, "wire": 0.25}
-    assert communication.shares({"compute": 0.0, "wire": 0.0}) == {}
+    assert epoch_cost.shares(spent) == {"bound": 0.5, "compute": 0.75, "own-host": 0.0, "wire": 0.25}
+    assert epoch_cost.shares({"compute": 0.0, "wire": 0.0}) == {}
 
 
 def test_not_a_number_and_infinity_are_shown_as_such(tmp_path):

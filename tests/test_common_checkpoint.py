@@ -182,7 +182,7 @@ def test_a_copy_that_is_altered_on_its_way_is_noticed(job, tmp_path, log):
 def chosen(job, log, *words):
     def choose(store):
         try:
-            options, source = resume.chosen(parse([*words[store.rank]]), Plan(10), store, log)
+            options, source = resume.choose_checkpoint(parse([*words[store.rank]]), Plan(10), store, log)
             return options.load_epoch, source and str(source)
         except UserError as error:
             return str(error)

@@ -103,7 +103,7 @@ def test_the_batches_of_a_step_share_its_time_and_each_sample_of_the_worker_take
     thread.step(0, 0.05, 0.1, batches=3)
     assert thread.step(1, 0.05, 0.1, batches=3) == pytest.approx(0.6)
     assert thread.step(2, 0.05, 0.1, batches=1) == pytest.approx(0.6)
-    thread = Thread(seconds=0.2, each=0.05, always=2.0)
+    thread = Thread(seconds=0.2, per_sample=0.05, always=2.0)
     taken = [thread.step(number, 0.0, 0.0, samples=samples) for number, samples in enumerate((8, 2, 0))]
     assert taken == pytest.approx([1.2, 0.6, 0.4])
     assert emulation.slowness(Options(emulate_sample=0.05), 0).mean(0.1, 4) == pytest.approx(0.2)

@@ -109,7 +109,7 @@ def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
 
 def test_steps_carry_every_layers_shapes():
     network = Network("n", chain(Conv("c", 4, kernel=5), Relu(), Flatten(), Dense("d", 2)), (1, 8, 8), 2)
-    assert [(type(step.layer).__name__, step.input_shape, step.output_shape) for step in network.steps] == [
+    assert [(type(step.layer).__name__, step.input_shape, step.output_shape) for step in network.layer_calls] == [
         ("Conv", (1, 8, 8), (4, 4, 4)),
         ("Relu", (4, 4, 4), (4, 4, 4)),
         ("Flatten", (4, 4, 4), (64,)),

@@ -38,11 +38,11 @@ def test_numpy_follows_the_definition(normalisation):
 def normalised(backend: str, normalisation: Normalisation | None, pixels: np.ndarray) -> np.ndarray:
     framework = pytest.importorskip(backend)
     if backend == "mxnet":
-        from dmltrain.backends.mxnet.normalise import Normalise as MxnetNormalise
+        from dmltrain.backends.mxnet.replica import Normalise as MxnetNormalise
 
         made = MxnetNormalise(normalisation, [framework.cpu()])
         return made(0, framework.nd.array(pixels, dtype=pixels.dtype)).asnumpy()
-    from dmltrain.backends.torch.normalise import Normalise
+    from dmltrain.backends.torch.replica import Normalise
 
     given = framework.from_numpy(pixels)
     found = Normalise(normalisation, [framework.device("cpu")])(0, given)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dmltrain.kvstore.local import LocalKVStore
-from dmltrain.train.notice import Notice, SignalNotice, notice_of, steps_within
+from dmltrain.train.snapshot_signal import AwaitedSnapshotSignal, SnapshotSignal, snapshot_signal_of, steps_within
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ class Clock:
 
 
 def test_a_signal_is_noticed_once_at_the_next_question():
-    notice = SignalNotice(LocalKVStore(), 1.0, Clock())
+    notice = AwaitedSnapshotSignal(LocalKVStore(), 1.0, Clock())
     assert not notice.comes()  # the first question, which measures 0.125 s a step
     os.kill(os.getpid(), signal.SIGUSR1)
     assert [notice.comes() for _ in range(8)] == [False] * 7 + [True]
@@ -40,11 +40,11 @@ def test_all_workers_hear_of_the_signal_of_one_and_make_as_many_steps_until_the_
         def all_reduce(self, name, array):
             return array + [1.0, 0.375]  # the other worker has got it, and is slower
 
-    notice = SignalNotice(Two(), 1.0, Clock())
+    notice = AwaitedSnapshotSignal(Two(), 1.0, Clock())
     assert [notice.comes() for _ in range(5)] == [True, False, False, False, True]
 
 
 def test_questions_are_neither_more_than_one_a_step_nor_too_rare_and_only_jobs_that_ask_have_it():
     assert (steps_within(2.0, 5.0), steps_within(2.0, 0.1), steps_within(2.0, 0.0)) == (1, 20, 1000)
-    assert type(notice_of(0.0, LocalKVStore())) is Notice and not Notice().comes()
-    assert isinstance(notice_of(2.0, LocalKVStore()), SignalNotice)
+    assert type(snapshot_signal_of(0.0, LocalKVStore())) is SnapshotSignal and not SnapshotSignal().comes()
+    assert isinstance(snapshot_signal_of(2.0, LocalKVStore()), AwaitedSnapshotSignal)

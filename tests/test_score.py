@@ -153,7 +153,7 @@ def write(folder, epoch, by):
 def test_own_checkpoints_have_weights_and_say_of_which_network(tmp_path, by):
     target = write(tmp_path, 3, by)
     found = pretrained_weights.load(target)
-    assert found.said == SAID and found.source == target and found.weights.keys() == ARRAYS.keys()
+    assert found.facts == SAID and found.source == target and found.weights.keys() == ARRAYS.keys()
     assert all(
         np.array_equal(weight, ARRAYS[name]) and weight.dtype == np.float32 for name, weight in found.weights.items()
     )
@@ -164,7 +164,7 @@ def test_weights_of_mxnet_have_the_networks_names(tmp_path):
     content = file(array(V2), array(V2, kind=1, data=np.arange(6.0).tobytes()), names=(b"arg:a", b"aux:b"))
     target.write_bytes(content)
     found = pretrained_weights.load(target, names={"fc_weight": "a"})
-    assert list(found.weights) == ["fc_weight", "b"] and found.said == {}
+    assert list(found.weights) == ["fc_weight", "b"] and found.facts == {}
     assert found.weights["b"].dtype == np.float32 and found.weights["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert list(pretrained_weights.load(Path("other/m-0007.params"), content).weights) == ["a", "b"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from dmltrain.base import bounded
 from dmltrain.base.errors import UserError
 
-FORMAT = 1
+FORMAT = 1  # of the content of state.save's files: `_parts` refuses another one
 RESERVED = ("model", "optimizer")
 
 
@@ -47,25 +47,26 @@ class Content:
         self._objects["optimizer"].synchronize()
 
     def give(self, place: Mapping[str, Any]) -> bytes:
-        """Everything, and the `place` where the training is. Raises UserError for a value that cannot be kept."""
+        """All states and values, and the `place` where the training is, as bytes. Raises UserError for a value that
+        cannot be kept."""
         from dmltrain.backends.torch import loop
 
-        states = {name: each.state_dict() for name, each in self._objects.items()}
+        states = {name: holder.state_dict() for name, holder in self._objects.items()}
         return loop.encode({"format": FORMAT, "states": states, "values": self._values, "place": dict(place)})
 
     def take(self, content: bytes, source: str) -> dict[str, Any]:
-        """The inverse: returns the place. Raises UserError for the content of something else."""
+        """The inverse of `give`: load everything, and return the place. Raises UserError for other content."""
         from dmltrain.backends.torch import loop
 
         states, values, place = self._parts(content, source)
-        for name, each in self._objects.items():
-            loop.load(each, states[name], f"{source}: {name}")
+        for name, holder in self._objects.items():
+            loop.load(holder, states[name], f"{source}: {name}")
         self._values.update(values)
         return place
 
     def take_step(self, content: bytes, source: str) -> dict[str, Any]:
-        """The same for what the optimizer's step alone has changed: weights and the optimizer's state. Statistics,
-        learning rates and all named values stay."""
+        """Like `take`, but load only what a step of the optimizer changes: weights and the optimizer's state.
+        Statistics, learning rates and all named values stay."""
         from dmltrain.backends.torch import loop
 
         states, _, place = self._parts(content, source)
@@ -76,19 +77,19 @@ class Content:
         """The states, the values and the place."""
         from dmltrain.backends.torch import loop
 
-        found = loop.decode(content, source)
-        states, values = found.get("states"), found.get("values")
-        if found.get("format") != FORMAT or not isinstance(states, dict) or not isinstance(values, dict):
+        decoded = loop.decode(content, source)
+        states, values = decoded.get("states"), decoded.get("values")
+        if decoded.get("format") != FORMAT or not isinstance(states, dict) or not isinstance(values, dict):
             raise UserError(f"{source}: not a file of state.save")
         self._check_names(states, self._objects, source)
         self._check_names(values, self._values, source)
-        place: dict[str, Any] = found["place"]
+        place: dict[str, Any] = decoded["place"]
         return states, values, place
 
-    def _check_names(self, found: Mapping[str, Any], own: Mapping[str, Any], source: str) -> None:
-        if found.keys() != own.keys():
+    def _check_names(self, given: Mapping[str, Any], own: Mapping[str, Any], source: str) -> None:
+        if given.keys() != own.keys():
             raise UserError(
-                f"{source} has the names {', '.join(sorted(found)) or 'none'}, this State has "
+                f"{source} has the names {', '.join(sorted(given)) or 'none'}, this State has "
                 f"{', '.join(sorted(own)) or 'none'}: name the same in dmltrain.State"
             )
 

@@ -1,4 +1,4 @@
-"""What a script's elastic job has in common with others, and the views of a replay."""
+"""The description of a script's elastic job, which all its workers must share, and the views of a replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPLAY = "DMLTRAIN_REPLAY"
 
 
 def check(is_elastic: bool) -> None:
-    """Raises UserError for what only elastic jobs have."""
+    """Raise UserError if a plain job is asked for what only elastic jobs have."""
     for name, value in (("DMLTRAIN_AUDIT", env.audit()), (REPLAY, env.replay())):
         if value and not is_elastic:
             raise UserError(f"{name} needs a job that was started with dmltrain-launch --elastic")
@@ -31,12 +31,13 @@ def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, b
     """See views_file.Job. `batch`: the kind of batch, one of BATCHES."""
     data = f"{len(loader.dataset)} samples of {type(loader.dataset).__name__}"
     samples, kvstore = loader.shared.samples, store.kvstore_type.name
-    each = 0 if batch == CONSTANT else loader.shared.batch_size
-    return Job(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, each, kvstore)
+    batch_size = 0 if batch == CONSTANT else loader.shared.batch_size
+    return Job(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, batch_size, kvstore)
 
 
 def replayed(own: Job) -> tuple[View, ...]:
-    """The views that DMLTRAIN_REPLAY asks for. Raises UserError for those of another job, and where workers return."""
+    """The views that DMLTRAIN_REPLAY asks for. Raises UserError if they are another job's, or if workers join in
+    them."""
     file = env.replay()
     if not file:
         return ()

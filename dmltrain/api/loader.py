@@ -1,4 +1,4 @@
-"""`dmltrain.loader`: the batches of each epoch, dealt out to the workers that are there."""
+"""`dmltrain.loader`: the batches of each epoch, dealt out to the present workers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dmltrain.rounds.plain import Rounds
 if TYPE_CHECKING:
     from dmltrain.api.state import State
 
-OURS = ("shuffle", "sampler", "batch_sampler", "generator")  # of torch's DataLoader
+NOT_OPTIONS = ("shuffle", "sampler", "batch_sampler", "generator")  # of torch's DataLoader
 
 
 class Loader:
-    """See dmltrain.loader. `count`: how many samples of the present batch count in its step. It is 0 for a batch that
-    only stands in where this worker has no samples. `step_ends`: whether it is the last one of its step."""
+    """See dmltrain.loader. count: how many samples of the present batch count in its step; 0 for a batch that replaces
+    missing samples of this worker. step_ends: whether this batch is the last one of its step."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Loader:
         self.shared = Shared(size, workers, batch_size * micro_batches, samples)
         self._batches: list[list[int]] = []  # of the indices of samples, for torch's loader
         self._loader = loop.Batches(dataset, self._batches, options)
-        self._changed: bool | None = None  # of the present round; None: its step has not been made
+        self._changed: bool | None = None  # the result of Rounds.end; None: the round's step has not been made
         state.take_loader(self)
 
     @property
@@ -60,7 +60,7 @@ class Loader:
         return self.shared.batch_size * self.shared.num_workers
 
     def __len__(self) -> int:
-        """Steps of an epoch. One in which workers are lost or join may have more."""
+        """Steps of an epoch. An epoch in which workers are lost or join may have more."""
         return self.shared.steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,20 +73,20 @@ class Loader:
         state.settle()
 
     def _until_changed(self, rounds: Rounds, epoch: Epoch) -> Iterator[Any]:
-        """Until a round was completed by other members, or to the epoch's end. torch's loader may prepare batches of
-        later rounds, which nobody uses if the members change."""
+        """The batches until a round is completed by other members, or to the epoch's end. torch's loader prepares
+        batches of later rounds in advance; they are dropped if the members change."""
         state = self._state
         planned = self._indices(rounds.part(epoch), epoch)
-        self._batches[:] = [batch for each in planned for batch in each]
+        self._batches[:] = [batch for batches_of_round in planned for batch in batches_of_round]
         self._loader.seed(_number(self.seed, state.epoch, state.member, state.view_number))
         batches = iter(self._loader)
-        for each in planned:
+        for batches_of_round in planned:
             first = next(batches)
-            if rounds.has_moved:  # in the loop's body, by something else than a step
+            if rounds.has_moved:  # the loop's body has entered a view, by something else than a step
                 return
             positions, dealt = rounds.begin()
             state.optimizer.rate_factor = state.rate_factor(rounds)
-            sizes = [len(batch) for batch in each]
+            sizes = [len(batch) for batch in batches_of_round]
             if len(positions):
                 yield from self._round(rounds, sizes, itertools.chain([first], batches), positions, dealt)
             elif not state.steps_alone:
@@ -100,54 +100,56 @@ class Loader:
     def _round(
         self, rounds: Rounds, sizes: list[int], batches: Iterator[Any], positions: Array, dealt: int
     ) -> Iterator[Any]:
-        """One round of batches with so many samples: the loop's body makes its step with the last."""
+        """One round: batches of these `sizes`. The loop's body makes the step with the last one."""
         optimizer, own = self._state.optimizer, sample_checksum.of(positions)
         self._changed, before = None, 0
         for number, self.count in enumerate(sizes, 1):
             self.step_ends = number == len(sizes)
-            if before:
+            if before:  # all gradients of a step get the last batch's weight: see _weight
                 optimizer.rescale(before / self.count)
             optimizer.weigh(self._weight(self.count, len(positions), dealt), more=not self.step_ends)
             if self.step_ends:
-                optimizer.round(dealt, own, lambda checksums: self._made(rounds, len(positions), checksums))
+                optimizer.round(dealt, own, lambda checksums: self._step_made(rounds, len(positions), checksums))
             yield next(batches)
             before = self.count
         if not self._state.is_elastic:
-            self._made(rounds, len(positions), own)
+            self._step_made(rounds, len(positions), own)
         elif self._changed is None and not optimizer.skip_round():
             raise UserError(
                 "the loop over dmltrain.loader has not called optimizer.step() for a batch, and the other workers wait "
                 "for it: in an elastic job call it once for each batch (with micro-batches, where loader.step_ends)"
             )
 
-    def _made(self, rounds: Rounds, samples: int, checksums: Array) -> None:
+    def _step_made(self, rounds: Rounds, samples: int, checksums: Array) -> None:
         self._changed = rounds.end(checksums)
         self._state.add_seen(samples)
 
     def _weight(self, count: int, own: int, dealt: int) -> float:
-        """See DistributedOptimizer.weigh: of this worker's `own` samples, the last batch has `count`, and gradients of
-        earlier ones were rescaled to its. Exactly 1 where all parts are equal and of one batch."""
+        """The weight for DistributedOptimizer.weigh: this worker has `own` samples of the step, and `count` of them are
+        in the last batch. Gradients of earlier batches were rescaled to a batch of `count`. The weight is exactly 1 if
+        all workers have equally many samples in one batch each."""
         if not self._state.steps_together:
             return count / own if own else 0.0
         return count * self.shared.num_workers / dealt
 
     def _indices(self, part: Part, epoch: Epoch) -> list[list[list[int]]]:
-        """The samples of each batch of each round. Where this worker has none, the epoch's first ones stand in: the
-        loop's body makes as many steps on all workers, so that all change the learning rate alike."""
+        """The samples of each batch of each round. In a round without samples of this worker the epoch's first ones
+        take their place: so the loop's body makes equally many steps on all workers, and all change the learning rate
+        alike."""
         bounds: Sequence[tuple[int, int]] = [part.bounds(step) for step in range(part.steps)]
-        found = [part.order[start:stop].tolist() for start, stop in bounds]
-        if not all(found):
+        rounds = [part.order[start:stop].tolist() for start, stop in bounds]
+        if not all(rounds):
             first = epoch.samples_at(np.arange(min(self.batch_size, self.shared.samples))).tolist()
-            found = [each or first for each in found]
-        size = self.batch_size if self.micro_batches > 1 else max(map(len, found), default=1)
-        return [[each[start : start + size] for start in range(0, len(each), size)] for each in found]
+            rounds = [samples or first for samples in rounds]
+        size = self.batch_size if self.micro_batches > 1 else max(map(len, rounds), default=1)
+        return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in rounds]
 
 
 def _check(numbers: dict[str, tuple[Any, int]], options: dict[str, Any]) -> None:
     for name, (value, least) in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(f"dmltrain.loader: {name}={value!r}, expected a whole number of at least {least}")
-    for name in OURS:
+    for name in NOT_OPTIONS:
         if name in options:
             raise UserError(
                 f"dmltrain.loader: {name} is not an option, because the order of samples follows from seed and epoch: "

@@ -1,4 +1,4 @@
-"""What a script asks of `dmltrain.distribute`: checked before its job starts, and the one kvstore of its process."""
+"""The arguments of `dmltrain.distribute`, which are checked before the job starts, and the one kvstore of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dmltrain.options.training import BATCHES, CONSTANT
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeChoices:
     """How the models of a process exchange gradients; the fields are parameters of `dmltrain.distribute`."""
 
     kvstore: str
@@ -39,13 +39,15 @@ class Exchange:
         return dict(self.compression) if isinstance(self.compression, Mapping) else {"type": self.compression}
 
     def chosen(self, environment: Environment) -> Environment:
-        """`environment` with what is asked for in place of its own. Raises UserError for a wrong value."""
+        """`environment` with the values that the script asks for in place of its own. Raises UserError for a wrong
+        value."""
         return env.with_choices(
             environment, transport=self.transport, host_sum=self.host_sum, server_shares=self.server_shares
         )
 
     def in_effect(self, environment: Environment) -> dict[str, Any]:
-        """By field, what holds with the defaults of `environment`. Raises UserError for a wrong value."""
+        """Field -> the value that is used: the script's, else the default of `environment`. Raises UserError for a
+        wrong value."""
         kind, chosen = types.find(self.kvstore), self.chosen(environment)
         return {
             "kvstore": kind.name,
@@ -59,7 +61,8 @@ class Exchange:
         }
 
     def on_servers(self, environment: Environment) -> bool:
-        """Whether the user wants the optimizer on the servers; the environment counts where servers can run it."""
+        """Whether the optimizer runs on the servers: as the script asks, else as the environment says if the type of
+        kvstore allows it."""
         if self.update_on_kvstore is not None:
             return bool(self.update_on_kvstore)
         return bool(environment.update_on_kvstore) and "servers" in types.find(self.kvstore).optimizer_on
@@ -72,7 +75,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class OfModel:
+class ModelChoices:
     """What each model of a process can choose for itself; the fields are parameters of `dmltrain.distribute`."""
 
     local_steps: int | None
@@ -85,9 +88,9 @@ class OfModel:
         return types.find(kvstore).averaging(self.local_steps, self.outer_lr, self.outer_momentum)
 
 
-def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
+def check(asked: ExchangeChoices, model: ModelChoices, environment: Environment) -> None:
     """Raise UserError for the first mistake, also where the script trains alone and its choices have no effect."""
-    found = asked.in_effect(environment)
+    effective = asked.in_effect(environment)
     if model.factors:
         rules.check_rows(model.factors)
     rules.check(
@@ -97,8 +100,8 @@ def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
         local_steps=model.local_steps,
         outer_lr=model.outer_lr,
         outer_momentum=model.outer_momentum,
-        update_on_kvstore=found["update_on_kvstore"],
-        compression=found["compression"].name if found["compression"] else "none",
+        update_on_kvstore=effective["update_on_kvstore"],
+        compression=effective["compression"].name if effective["compression"] else "none",
         threshold=asked.codec_parameters.get("threshold"),
         factors=model.factors or None,
         server_shares=asked.server_shares,
@@ -106,16 +109,16 @@ def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
     if asked.batch not in BATCHES:
         raise UserError(f"batch={asked.batch!r}: expected one of {', '.join(BATCHES)}")
     if asked.server_snapshot is not None:
-        on_servers = types.find(asked.kvstore).steps_on_servers(found["update_on_kvstore"])
+        on_servers = types.find(asked.kvstore).steps_on_servers(effective["update_on_kvstore"])
         _check_snapshot(asked.server_snapshot, on_servers)
-    why = rules.why_no_change(asked.kvstore, found["update_on_kvstore"])
+    why = rules.why_no_change(asked.kvstore, effective["update_on_kvstore"])
     if environment.reports_steps and why:
         raise UserError(why)
     if environment.launched and not environment.elastic:
         _check_plain(asked)
     if environment.elastic:
         more = {"threshold": asked.codec_parameters.get("threshold"), "factors": model.factors}
-        _check_elastic({**found, **more, "balance": asked.balance, "batch": asked.batch})
+        _check_elastic({**effective, **more, "balance": asked.balance, "batch": asked.batch})
 
 
 def _check_snapshot(seconds: Any, on_servers: bool) -> None:
@@ -129,7 +132,7 @@ def _check_snapshot(seconds: Any, on_servers: bool) -> None:
         )
 
 
-def _check_plain(asked: Exchange) -> None:
+def _check_plain(asked: ExchangeChoices) -> None:
     """Raise UserError for what only an elastic job has."""
     for name, value in (("balance", False), ("batch", CONSTANT), ("server_snapshot", None)):
         if (chosen := getattr(asked, name)) != value:
@@ -154,26 +157,26 @@ def _check_elastic(chosen: Mapping[str, Any]) -> None:
         )
 
 
-def store(asked: Exchange, environment: Environment) -> KVStore:
-    """The kvstore of this process, which its first model creates. Raises UserError if that asked for another one."""
+def store(asked: ExchangeChoices, environment: Environment) -> KVStore:
+    """The kvstore of this process. The first model creates it; raises UserError if a later one asks for another."""
     if not environment.launched:
         return kvstore.create("local")
     if not _stores:
         chosen = asked.chosen(environment)
-        made = kvstore.create(asked.kvstore, staleness=asked.staleness, environment=chosen, elastic=True)
-        made.set_gradient_compression(asked.codec_parameters)
-        _stores.append((asked, made))
+        created = kvstore.create(asked.kvstore, staleness=asked.staleness, environment=chosen, elastic=True)
+        created.set_gradient_compression(asked.codec_parameters)
+        _stores.append((asked, created))
     first, shared = _stores[0]
     _check_same(asked, first, environment)
     return shared
 
 
-def in_use() -> Exchange:
-    """What the first model of this process asked for, which has its kvstore."""
+def in_use() -> ExchangeChoices:
+    """What the first model of this process asked for; its kvstore is that of the process."""
     return _stores[0][0]
 
 
-def _check_same(asked: Exchange, first: Exchange, environment: Environment) -> None:
+def _check_same(asked: ExchangeChoices, first: ExchangeChoices, environment: Environment) -> None:
     now, before = asked.in_effect(environment), first.in_effect(environment)
     for name in now:
         if now[name] != before[name]:
@@ -183,10 +186,12 @@ def _check_same(asked: Exchange, first: Exchange, environment: Environment) -> N
             )
 
 
-def _shown(asked: Exchange, name: str, found: dict[str, Any]) -> str:
-    """What was asked for, else what is in effect."""
+def _shown(asked: ExchangeChoices, name: str, effective: dict[str, Any]) -> str:
+    """'name=value' with the value that was asked for, else the one in effect."""
     value = getattr(asked, name)
-    return f"{name}={(found[name] if value is None else value)!r}"
+    return f"{name}={(effective[name] if value is None else value)!r}"
 
 
-_stores: list[tuple[Exchange, KVStore]] = []  # at most one: a process joins its job once, however many models it trains
+_stores: list[
+    tuple[ExchangeChoices, KVStore]
+] = []  # at most one: a process joins its job once, however many models it trains

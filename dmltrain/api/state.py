@@ -32,14 +32,16 @@ if TYPE_CHECKING:
     from dmltrain.api.loader import Loader
 
 T = TypeVar("T")
-BETWEEN, BEFORE, READING, AFTER = "between", "before", "reading", "after"  # with regard to an epoch's loader
+# the phases of a State: between two epochs; in an epoch before, in and after the loop over the loader
+BETWEEN, BEFORE, READING, AFTER = "between", "before", "reading", "after"
 
 
 class State:
-    """What a checkpoint of a script's training holds, and what a new member of an elastic job gets from the others: the
-    `model`, the `optimizer` that `dmltrain.distribute` returned, and more by name. An object that has `state_dict` and
-    `load_state_dict`, such as a scheduler of the learning rate, keeps its state itself. Any other value is read and set
-    as an attribute (`state.best`): numbers, texts, tensors, and lists and dictionaries of these.
+    """The state of a script's training: what a checkpoint holds, and what a new member of an elastic job gets from the
+    others. It has the `model`, the `optimizer` that `dmltrain.distribute` returned, and further values by name. An
+    object with `state_dict` and `load_state_dict`, such as a scheduler of the learning rate, keeps its state itself.
+    Any other value is read and set as an attribute (`state.best`): numbers, texts, tensors, and lists and dictionaries
+    of these.
 
     Raises UserError for a value of another kind.
     """
@@ -63,10 +65,10 @@ class State:
             raise UserError("a worker of an elastic job has one dmltrain.State: give it all names at once")
         _states[:] = [self]
         if self.is_elastic:
-            atexit.register(self._left)  # before the store's
+            atexit.register(self._at_exit)  # atexit runs it before the store's, which was registered earlier
 
     def __getattr__(self, name: str) -> Any:
-        """A named value, or object."""
+        """A value or an object by its name."""
         content = self.__dict__.get("_content")
         if content is None or name not in content.names:
             raise AttributeError(f"the state has no {name!r}: name it in dmltrain.State({name}=...)")
@@ -84,30 +86,30 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """The present one, from 0."""
+        """The present epoch, from 0."""
         return self._epoch
 
     @property
     def rank(self) -> int:
-        """This worker's place among those that are there now, from 0."""
+        """This worker's place among the present workers, from 0."""
         return self._store.rank
 
     @property
     def num_workers(self) -> int:
-        """How many there are now."""
+        """The present number of workers."""
         return self._store.num_workers
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs from where the training is to `number` - 1. In an elastic job a worker that joins begins with the
-        others' epoch. Raises UserError, JobLost; ends the process, with exit code 0, if the job ends before a worker
-        could join it."""
+        """The epochs from the present one to `number` - 1. In an elastic job a worker that joins begins with the
+        others' epoch. Raises UserError, JobLost. If the job ends before this worker could join it, the process ends
+        with exit code 0."""
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise UserError(f"state.epochs({number!r}): expected a whole number of at least 1")
         if self._store.elastic and not self._member and self._epoch < number:
-            self._arm(number)
+            self._join_job(number)
         while self._epoch < number:
             self._phase = BEFORE
-            if self._member:  # deal it now: before the loop over the loader, state.save may enter a view
+            if self._member:  # deal the epoch now, because state.save may enter a view before the loop over the loader
                 self._rounds = MemberRounds(self._member, self._epoch)
             yield self._epoch
             if self.is_elastic and self._phase != AFTER:
@@ -118,15 +120,15 @@ class State:
             self._epoch, self._phase = self._epoch + 1, BETWEEN
 
     def repeat(self, block: Callable[[], T]) -> T:
-        """Run `block` and return its result. In an elastic job it runs again, from its beginning, if the workers change
-        meanwhile. So it divides its work by `rank` and `num_workers` (or `part`), changes nothing that it reads, and
-        ends with `all_reduce`. Every worker calls it, after the loop over the loader."""
+        """Run `block` and return its result. If the workers of an elastic job change meanwhile, the block runs again
+        from its beginning. So it must divide its work by `rank` and `num_workers` (or `part`), must not change anything
+        that it reads, and must end with `all_reduce`. Every worker must call this, after the loop over the loader."""
         self._check_together("repeat")
         return self._store.repeat(block)
 
     def all_reduce(self, value: Any) -> Any:
-        """The sum of all workers' values: of a number a float, of an array, a tensor or a list a float64 array of its
-        shape. Every worker calls it, after the loop over the loader."""
+        """The sum of all workers' values: for a number a float; for an array, a tensor or a list a float64 array of the
+        same shape. Every worker must call this, after the loop over the loader."""
         self._check_together("all_reduce")
         from dmltrain.backends.torch import loop
 
@@ -135,26 +137,29 @@ class State:
         return float(total[0]) if isinstance(value, Number) else total.reshape(own.shape)
 
     def part(self, count: int) -> range:
-        """This worker's part of the numbers 0 to count - 1, such as those of validation samples. Inside of `repeat`."""
+        """This worker's part of the numbers 0 to count - 1, for example of validation samples. Use it inside of
+        `repeat`."""
         return range(self.rank, count, self.num_workers)
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: the first worker writes the file, whole or not at all. Every worker calls it. Raises
-        UserError if it cannot be written."""
+        """Write a checkpoint: the first worker writes the file, whole or not at all. Every worker must call this.
+        Raises UserError if the file cannot be written."""
         self._content.synchronize()
         if self._phase == READING and self._member and self._member.journal.between_epochs:
-            return self._write(Path(path))  # once: alone in a new view it would deal the next epoch to other members
+            # The epoch's last step is made. Not in `repeat`, which may enter a new view: this worker, alone there,
+            # would deal the next epoch to other members.
+            return self._write(Path(path))
         self._store.repeat(lambda: self._write(Path(path)))
 
     def load(self, path: str | Path) -> bool:
-        """Go on from a checkpoint, which only the first worker needs to have; False if there is none. Every worker
-        calls it, before `epochs`. A worker that joins an elastic job does not read it. Raises UserError for a file of
-        something else."""
+        """Load a checkpoint, which only the first worker needs to have. Returns False if there is none. Every worker
+        must call this, before `epochs`. A worker that joins an elastic job does not read the file. Raises UserError for
+        a file that is no checkpoint, or one of another State."""
         if self._phase != BETWEEN or self._member or self._epoch:
             raise UserError("state.load comes before state.epochs")
         if self._store.is_alone:
             return True
-        content = self._shared(read(Path(path)) if self.rank == 0 else b"")
+        content = self._of_worker_0(read(Path(path)) if self.rank == 0 else b"")
         if not content:
             return False
         self._epoch = int(self._content.take(content, str(path))["epoch"])
@@ -225,23 +230,22 @@ class State:
         return self._rates.factor(rounds.dealing) if self._rates else 1.0
 
     def add_seen(self, samples: int) -> None:
-        """The model's statistics have these."""
+        """Count samples with which this worker has updated its batch-norm statistics."""
         self._seen += samples
 
     def settle(self) -> None:
-        """The epoch's samples are used. Give all workers the mean of their batch-norm statistics, weighted by
-        samples."""
+        """At the end of an epoch: give all workers the mean of their batch-norm statistics, weighted by samples."""
         if self._statistics.present and self._store.is_distributed:
             self._store.repeat(lambda: self._statistics.merge(self._seen, self._store.all_reduce))
         self._seen = 0
 
     def unchanged_statistics(self) -> contextlib.AbstractContextManager[None]:
-        """Batch-norm statistics are afterwards as they were."""
+        """A context after which batch-norm statistics are as before it."""
         return self._statistics.kept()
 
     # -- the job --------------------------------------------------------------------------------------------------
 
-    def _arm(self, epochs: int) -> None:
+    def _join_job(self, epochs: int) -> None:
         if not self._loader:
             raise UserError("an elastic job needs a dmltrain.loader, made before state.epochs")
         store, loader, asked = self._store, self._loader, script.in_use()
@@ -265,8 +269,8 @@ class State:
         if self._member.journal.joins:
             self._epoch = self._member.journal.epoch
 
-    def _left(self) -> None:
-        """The script has come to its end, perhaps with an error that nobody caught."""
+    def _at_exit(self) -> None:
+        """At the end of the script: report an error that nobody caught, and close the membership."""
         error = getattr(sys, "last_value", None)
         if error is not None and not isinstance(error, MembershipEnded):
             self._store.failed(error)
@@ -280,15 +284,15 @@ class State:
         self._seen = 0
         return self._content.take(content, "the state of the others")
 
-    def _check_together(self, what: str) -> None:
+    def _check_together(self, method: str) -> None:
         if self._phase not in (AFTER, BETWEEN) or (self.is_elastic and not self._member):
             raise UserError(
-                f"state.{what}: workers can do this together only after the loop over dmltrain.loader, where all of "
+                f"state.{method}: workers can do this together only after the loop over dmltrain.loader, where all of "
                 "them come at the same time"
             )
 
     def _write(self, path: Path) -> None:
-        """The others wait for the first worker, but in the middle of an epoch."""
+        """The first worker writes the file. After the loop over the loader the others wait for it."""
         if self.rank == 0:
             try:
                 content = self._content.give({"epoch": self._epoch + (self._phase == AFTER)})
@@ -298,8 +302,8 @@ class State:
         if self._phase == AFTER:
             self._store.barrier()
 
-    def _shared(self, content: bytes) -> bytes:
-        """Those of worker 0."""
+    def _of_worker_0(self, content: bytes) -> bytes:
+        """Worker 0's content, on all workers."""
         size = int(self._store.all_reduce("size of a checkpoint", np.array([float(len(content))]))[0])
         values: Array = np.frombuffer(content, np.uint8).copy() if content else np.zeros(size, np.uint8)
         if self._store.num_workers > 1 and size:
@@ -307,7 +311,7 @@ class State:
         return values.tobytes()
 
 
-_states: list[State] = []  # the newest of this process
+_states: list[State] = []  # at most one: the newest of this process
 
 
 def newest() -> State:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
 
 AllReduce = Callable[[str, Array], Array]  # (name, float64 values) -> their sum over all workers
-State = Mapping[str, Any]  # a trainer's state in a checkpoint
+TrainerState = Mapping[str, Any]  # a trainer's state in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ class CommonArray:
 
 
 class Pace(Protocol):
-    """Is told how far the computing of each batch is. It may sleep, which makes a worker slower."""
+    """A trainer calls its methods at three points of each batch. They may sleep, which makes a worker slower."""
 
     def begin(self) -> None:
-        """The computing begins; waits for the kvstore may follow."""
+        """The computation begins; waits for the kvstore may follow."""
 
     def between(self) -> None:
-        """The forward pass is done on the device. No gradient is sent yet."""
+        """The forward pass is complete on the device. No gradient is sent yet."""
 
     def end(self) -> None:
-        """The computing is done on the device."""
+        """The computation is complete on the device."""
 
 
 class Trainer(Protocol):
@@ -128,8 +128,8 @@ class Trainer(Protocol):
     def train_step(
         self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
     ) -> Array | None:
-        """One update from this worker's images (N, C, H, W) and labels (N,) int64, N may be 0. Images are uint8, in any
-        order of memory, and are normalised on the device; or float32, and then the network's input as they are.
+        """One update from this worker's images (N, C, H, W) and labels (N,) int64; N may be 0. uint8 images, in any
+        order of memory, are normalised on the device. float32 images are the network's input without a change.
 
         `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
 
@@ -156,16 +156,18 @@ class Trainer(Protocol):
     def merge_statistics(self, all_reduce: AllReduce, num_workers: int) -> None:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
 
-    def state(self, residuals: Mapping[str, Array] | None = None, others: Sequence[State] = ()) -> dict[str, Any]:
+    def state(
+        self, residuals: Mapping[str, Array] | None = None, others: Sequence[TrainerState] = ()
+    ) -> dict[str, Any]:
         """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
         `own_state` of workers 1, 2, ... Call `synchronize` first."""
 
-    def take_state(self, state: State, own_statistics: bool = False) -> None:
-        """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
-        with its own statistics."""
+    def take_state(self, state: TrainerState, own_statistics: bool = False) -> None:
+        """Go on from the result of another worker's `state`, also in the middle of a run or of a step.
+        `own_statistics`: keep this worker's batch-norm statistics."""
 
     def own_state(self) -> dict[str, Any]:
-        """What of this state each worker has of its own; empty where all workers' is the same, or the servers'."""
+        """The part of the state that differs between workers; empty if none does, or if the servers have it."""
 
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
@@ -180,7 +182,7 @@ class Trainer(Protocol):
         """The framework, its version and its threads, for the log."""
 
     def choices(self) -> Sequence[str]:
-        """What it has decided before the first step, a line each, for the log."""
+        """The decisions that it has made before the first step, one line each, for the log."""
 
     def device_memory(self) -> float | None:
         """MiB on this worker's GPUs; None on the CPU."""
@@ -208,7 +210,7 @@ class Backend(Protocol):
         network: Network,
         settings: Settings,
         store: KVStore,
-        state: State | None = None,
+        state: TrainerState | None = None,
         normalisation: Normalisation | None = None,
     ) -> Trainer:
         """A trainer with initial weights from settings.seed, or with `state`, an earlier result of `Trainer.state`.

@@ -25,10 +25,10 @@ def digest_each(arrays: Iterable[tuple[str, Array]]) -> str:
     return total.hexdigest()
 
 
-def check_same(own: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]]) -> None:
-    """Raise UserError unless a checkpoint (`found`) has the network's arrays. Both map names to shapes."""
-    for name in sorted({*own, *found}):
-        expected, given = (tuple(each[name]) if name in each else "nothing" for each in (own, found))
+def check_same(own: Mapping[str, Sequence[int]], saved: Mapping[str, Sequence[int]]) -> None:
+    """Raise UserError unless a checkpoint (`saved`) has the network's arrays (`own`). Both map names to shapes."""
+    for name in sorted({*own, *saved}):
+        expected, given = (tuple(shapes[name]) if name in shapes else "nothing" for shapes in (own, saved))
         if expected != given:
             raise UserError(f"the checkpoint belongs to another network: {name}: expected {expected}, found {given}")
 

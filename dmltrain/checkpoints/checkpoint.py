@@ -22,7 +22,7 @@ from dmltrain.checkpoints import seal
 from dmltrain.checkpoints.seal import Examined
 from dmltrain.mxnet_files import weights
 
-FORMAT = 1
+FORMAT = 1  # of a checkpoint's content: `check` refuses another one
 OWNERS = {backend.capabilities.suffix: name for name, backend in BACKENDS.items()}
 SUFFIXES = (*OWNERS, weights.SUFFIX)  # every backend can start from MXNet's weights
 
@@ -35,18 +35,19 @@ class Saved(NamedTuple):
 
 
 def path(prefix: str, epoch: int, suffix: str = ".pt", iteration: int = 0) -> Path:
-    """The file of the state after `epoch` epochs, or in the next one. Numbers start from 1, as in MXNet."""
+    """The file of the state after `epoch` epochs, or with `iteration` in the epoch after them. Numbers start from 1, as
+    in MXNet."""
     return Path(f"{prefix}-{epoch:04d}{f'_iter_{iteration}' if iteration else ''}{suffix}")
 
 
 def last(
     prefix: str, suffixes: Sequence[str] = (".pt",), load_other: Callable[[Path], object] = Path.exists
 ) -> tuple[Saved, tuple[str, ...]]:
-    """The newest whole checkpoint (Saved(0) if there is none), and what is damaged in each newer one.
+    """The newest undamaged checkpoint (Saved(0) if there is none), and for each newer one what is damaged in it.
 
-    `suffixes`: the backend's own, then those of other programs' files, which `load_other` reads; they count only for an
-    epoch without an own file. Raises UserError if there are only checkpoints of another backend, because training from
-    the start would ignore them silently, and if a file cannot be opened.
+    `suffixes`: first the backend's own, then those of other programs' files, which `load_other` reads. Another
+    program's file counts only for an epoch without the backend's own file. Raises UserError if a file cannot be opened,
+    or if there are only checkpoints of another backend: a training from the start would silently ignore these.
     """
     names = _names(Path(prefix))
     damaged: list[str] = []
@@ -65,13 +66,13 @@ def last(
 
 def of_iteration(prefix: str, iteration: int) -> Saved:
     """The newest checkpoint with this iteration in its name. Raises UserError if there is none."""
-    found = [saved for saved, _ in _names(Path(prefix)) if saved.iteration == iteration]
-    if not found:
+    saved_then = [saved for saved, _ in _names(Path(prefix)) if saved.iteration == iteration]
+    if not saved_then:
         raise UserError(
             f"no checkpoint {prefix}-EPOCH_iter_{iteration}; {_present(Path(prefix), SUFFIXES)} (that of the last "
             "iteration of an epoch is the epoch's)"
         )
-    return max(found)
+    return max(saved_then)
 
 
 def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
@@ -92,14 +93,15 @@ def _names(prefix: Path) -> dict[tuple[Saved, str], str]:
     suffixes = "|".join(map(re.escape, SUFFIXES))
     pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})(?:_iter_(\d+))?({suffixes})")
     try:
-        matches = [pattern.fullmatch(each) for each in sorted(os.listdir(prefix.parent))]
+        matches = [pattern.fullmatch(name) for name in sorted(os.listdir(prefix.parent))]
     except OSError:
         return {}
     return {(Saved(int(match[1]), int(match[2] or 0)), match[3]): match[0] for match in matches if match}
 
 
 def prepare(prefix: str) -> None:
-    """Check before training that checkpoints can be written, and remove what killed writers left. Raises UserError."""
+    """Before training: check that checkpoints can be written, and remove unfinished files of writers that were killed.
+    Raises UserError."""
     target = path(prefix, 0)
     start = re.escape(target.name.removesuffix("0000.pt"))
     try:
@@ -144,13 +146,13 @@ def examine(source: Path) -> Examined:
 
 def read(source: Path) -> bytes:
     """The content of a checkpoint file that is whole. Raises UserError if it is missing or damaged."""
-    found = examine(source)
-    if found.damage:
+    examined = examine(source)
+    if examined.damage:
         raise UserError(
-            f"the checkpoint {source} is damaged or truncated: {found.damage}; "
+            f"the checkpoint {source} is damaged or truncated: {examined.damage}; "
             f"{_present(_prefix(source), [source.suffix], source.name)}; --load-epoch last skips damaged ones"
         )
-    return found.content
+    return examined.content
 
 
 def _prefix(source: Path) -> Path:
@@ -164,22 +166,22 @@ def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
     own = [name for (_, suffix), name in names.items() if suffix in usable and name != without]
     text = f"present in {prefix.parent}: {', '.join(own) or 'no checkpoint of this prefix and backend'}"
     for suffix in sorted(OWNERS.keys() - usable, key=OWNERS.__getitem__):
-        others = [name for (_, found), name in names.items() if found == suffix]
+        others = [name for (_, suffix_of), name in names.items() if suffix_of == suffix]
         text += f"; of --backend {OWNERS[suffix]}: {', '.join(others)}" if others else ""
     return text
 
 
-def check(source: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def check(source: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise UserError unless the checkpoint has the run's network and optimizer (`expected`)."""
-    if found.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise UserError(
             f"{source} is not a checkpoint of this version of dmltrain: expected format {FORMAT}, "
-            f"found {found.get('format')!r}"
+            f"found {content.get('format')!r}"
         )
     wrong = [
-        f"{name.replace('_', ' ')} {found.get(name)!r}, expected {value!r}"
+        f"{name.replace('_', ' ')} {content.get(name)!r}, expected {value!r}"
         for name, value in expected.items()
-        if found.get(name) != value
+        if content.get(name) != value
     ]
     if wrong:
         raise UserError(f"the checkpoint {source} belongs to another run: {'; '.join(wrong)}")

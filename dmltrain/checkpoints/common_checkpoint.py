@@ -1,8 +1,8 @@
 """The checkpoint that all workers resume from: each reads its own file, and all must have the same bytes.
 
-Worker 0 chooses the epoch and the kind of file. A worker whose file is missing, damaged or unreadable takes worker 0's
-copy, through the servers, and does not write it. A file that is whole, but not worker 0's, may be another run's or an
-older one: only the user knows which of the two is right.
+Worker 0 chooses the epoch and the kind of file. A worker whose file is missing, damaged or unreadable gets a copy of
+worker 0's through the servers, and does not write it to disk. An undamaged file that differs from worker 0's is an
+error: it may be another run's or an older one, and only the user knows which of the two files is right.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ def agree(store: KVStore, asked: Sequence[int], chosen: Sequence[int]) -> list[i
             f"{agreement.named(others)} did not get worker 0's --load-epoch or --load-iteration: start all workers "
             "with the same options"
         )
-    return [int(each) for each in table[0, len(asked) :]]
+    return [int(number) for number in table[0, len(asked) :]]
 
 
 def read(source: Path, store: KVStore, log: Logger, load: Load | None = None) -> bytes:
     """Worker 0's file `source`, on all workers. `load` raises UserError for a damaged file of another program, whose
     bytes alone may not show it. Raises UserError, JobLost."""
-    found = _of_worker_0(source, load) if store.rank == 0 else _of_another(source, load)
-    is_whole = not found.damage
+    examined = _of_worker_0(source, load) if store.rank == 0 else _of_another(source, load)
+    is_whole = not examined.damage
     table = agreement.rows(
         store,
         "checkpoint",
-        [is_whole, len(found.content), *(agreement.words(found.digest) if is_whole else [0.0] * agreement.WORDS)],
+        [is_whole, len(examined.content), *(agreement.words(examined.digest) if is_whole else [0.0] * agreement.WORDS)],
     )
     without = np.flatnonzero(table[:, 0] == 0).tolist()
     others = [worker for worker in agreement.different(table[:, 1:]) if worker not in without]
     if others:
         suspects = agreement.named(others) if without else agreement.suspects(table, others)
-        raise UserError(_differs(source, table[:, 2:], others, suspects, found))
+        raise UserError(_differs(source, table[:, 2:], others, suspects, examined))
     if not without:
-        return found.content
+        return examined.content
     if store.rank == 0:
         log.warning("Sending %s to %s, whose own file is missing or damaged", source, agreement.named(without))
     elif not is_whole:
-        log.warning("Taking worker 0's copy of the checkpoint: %s", found.damage)
-    return _sent(store, found, int(table[0, 1]), table[0, 2:].tolist())
+        log.warning("Taking worker 0's copy of the checkpoint: %s", examined.damage)
+    return _sent(store, examined, int(table[0, 1]), table[0, 2:].tolist())
 
 
 def _of_worker_0(source: Path, load: Load | None) -> Examined:
@@ -74,21 +74,22 @@ def _of_worker_0(source: Path, load: Load | None) -> Examined:
 
 def _of_another(source: Path, load: Load | None) -> Examined:
     try:
-        found = checkpoint.examine(source)
-        if found.damage:
-            return replace(found, damage=f"{source}: {found.damage}")
+        examined = checkpoint.examine(source)
+        if examined.damage:
+            return replace(examined, damage=f"{source}: {examined.damage}")
         if load:
             load(source)
     except UserError as error:
         return Examined(b"", "", str(error))
-    return found
+    return examined
 
 
-def _differs(source: Path, digests: Array, others: list[int], suspects: str, found: Examined) -> str:
-    """The error of every worker. It names the digests of all, as the job may end with the words of only one worker."""
+def _differs(source: Path, digests: Array, others: list[int], suspects: str, examined: Examined) -> str:
+    """The text of the error, on every worker. It names the digests of all workers, because the job may show the error
+    of only one worker."""
     prefixes = [f"worker {worker}'s {agreement.digest(digests[worker])[:12]}..." for worker in [0, *others][:_SHOWN]]
     more = ", ..." if len(others) >= _SHOWN else ""
-    own = "" if found.damage else f"; this worker read {source.absolute()}"
+    own = "" if examined.damage else f"; this worker read {source.absolute()}"
     return (
         f"{agreement.named(others)} read another {source.name} than worker 0 (sha256 of {', '.join(prefixes)}{more}"
         f"{own}): these files are whole, but not the same. Look at {suspects}, and remove the wrong files (a worker "
@@ -96,17 +97,17 @@ def _differs(source: Path, digests: Array, others: list[int], suspects: str, fou
     )
 
 
-def _sent(store: KVStore, found: Examined, size: int, digest: list[float]) -> bytes:
-    """Worker 0's content; other workers that have the same keep theirs."""
-    needed = bool(found.damage)
+def _sent(store: KVStore, examined: Examined, size: int, digest: list[float]) -> bytes:
+    """Worker 0's content, sent to the workers whose own file is damaged or missing."""
+    needed = bool(examined.damage)
     if needed and size > bounded.most():
         raise UserError(
             f"worker 0's checkpoint has {size} bytes, the limit is half of this host's memory ({bounded.most()} bytes)"
         )
-    values = np.zeros(size, np.uint8) if needed else np.frombuffer(found.content, np.uint8)
+    values = np.zeros(size, np.uint8) if needed else np.frombuffer(examined.content, np.uint8)
     store.broadcast(values, needed)
     if not needed:
-        return found.content
+        return examined.content
     content = values.tobytes()
     if agreement.words(hashlib.sha256(content).hexdigest()) != digest:
         raise JobLost("worker 0's copy of the checkpoint was damaged on its way to this worker: start the job again")

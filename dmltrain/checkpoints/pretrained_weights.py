@@ -27,12 +27,12 @@ LONGEST_ENDING = 64  # of a checkpoint's file name, after the prefix
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Learned arrays and statistics (float32) by name. `said` is what a checkpoint of dmltrain says of its network:
-    "network", "num_layers", "num_classes", "image_shape"; MXNet's files say it in PREFIX-symbol.json instead."""
+    """Learned arrays and statistics (float32) by name. `facts`: "network", "num_layers", "num_classes" and
+    "image_shape" of a checkpoint of dmltrain; empty for files of MXNet, whose PREFIX-symbol.json has the network."""
 
     source: Path
     weights: dict[str, Array]
-    said: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find(prefix: str, epoch: int | None = None, iteration: int | None = None) -> Path:
@@ -42,8 +42,8 @@ def find(prefix: str, epoch: int | None = None, iteration: int | None = None) ->
     if epoch is None and iteration is None:
         saved, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, _readable)
         if saved == checkpoint.Saved(0):
-            found = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
-            raise UserError(f"no checkpoint of {prefix} is whole: {found}")
+            reason = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
+            raise UserError(f"no checkpoint of {prefix} is whole: {reason}")
     sources = [checkpoint.path(prefix, saved.epoch, suffix, saved.iteration) for suffix in checkpoint.SUFFIXES]
     return next((source for source in sources if source.exists()), sources[0])
 
@@ -55,17 +55,17 @@ def _readable(source: Path) -> None:
 
 
 def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = weights.NO_OTHER_NAMES) -> Trained:
-    """The weights of a file; `content` replaces that of the file. `names`: own name -> MXNet's, where they may differ
+    """The weights of a file, or of `content` in place of the file's. `names`: own name -> MXNet's, if they may differ
     (Rebuilt.names). Raises UserError for a file that is missing or damaged, or is no checkpoint."""
     content = checkpoint.read(source) if content is None else content
     if source.suffix == weights.SUFFIX:
         return Trained(source, _float32(weights.renamed(weights.read(source, content), names)))
     if source.suffix not in checkpoint.OWNERS:
         raise UserError(f"{source} is no checkpoint: expected one of {', '.join(checkpoint.SUFFIXES)}")
-    found = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
-    checkpoint.check(source, found, {})
-    said = {name: found.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
-    return Trained(source, _float32(found["state"]["model"]), said)
+    decoded = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
+    checkpoint.check(source, decoded, {})
+    facts = {name: decoded.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
+    return Trained(source, _float32(decoded["state"]["model"]), facts)
 
 
 def shared(

@@ -1,8 +1,9 @@
 """Whether a checkpoint file is whole: its last line has the sha256 of all bytes before it.
 
-In a zip archive (.pt, .npz) this line is the archive's comment. In MXNet's .params it follows the arrays, and MXNet
-does not read that far. So PyTorch, NumPy, MXNet and unzip read these files as they read files without the line. Files
-of dmltrain 0.4 and of other programs have no such line: an archive then has a checksum of each member, .params none.
+In a zip archive (.pt, .npz) this line is the archive's comment. In MXNet's .params it follows the arrays; MXNet stops
+reading before it. So PyTorch, NumPy, MXNet and unzip read these files like files without the line. Files of dmltrain
+0.4 and of other programs have no such line. Without it, archives still have a checksum for each member; .params has
+none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from dmltrain.base import npz
 
 LINE = re.compile(rb"\ndmltrain sha256 ([0-9a-f]{64})\n")
-LINE_BYTES = 82
+LINE_BYTES = 82  # length of LINE
 ARCHIVE_END = struct.Struct("<4s8s4s4sH")  # the record at the end of a zip archive; its last field: length of a comment
 ARCHIVES = (".pt", ".npz")
 
@@ -34,7 +35,7 @@ class Examined:
 def sealed(content: bytes) -> bytes:
     """The content of a file with the line that tells whether it is whole."""
     parts = [memoryview(content)]
-    if _is_complete_archive(content):
+    if _is_complete_archive(content):  # its last field, 2 bytes, is the length of the comment that follows
         parts = [parts[0][:-2], memoryview(struct.pack("<H", LINE_BYTES))]
     digest = hashlib.sha256()
     for part in parts:
@@ -47,11 +48,11 @@ def examine(content: bytes, suffix: str) -> Examined:
     view = memoryview(content)
     line = LINE.fullmatch(view[-LINE_BYTES:])
     digest = hashlib.sha256(view[:-LINE_BYTES])
-    found = digest.hexdigest()
+    actual = digest.hexdigest()
     digest.update(view[-LINE_BYTES:])
     damage = ""
-    if line and found != line[1].decode():
-        damage = f"its content has sha256 {found[:12]}..., and its last line says {line[1][:12].decode()}..."
+    if line and actual != line[1].decode():
+        damage = f"its content has sha256 {actual[:12]}..., and its last line says {line[1][:12].decode()}..."
     elif not line and suffix in ARCHIVES:
         damage = _archive_damage(content)
     return Examined(content, digest.hexdigest(), damage)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
-from dmltrain.initial.draws import CHUNK
-from dmltrain.initial.kinds import values_of
+from dmltrain.initial.draws import CHUNK, values_of
 from dmltrain.initial.normal import normal_quantile
 from dmltrain.layers import Constant, Initialiser, Network, Parameter
 

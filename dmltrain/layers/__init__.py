@@ -53,7 +53,7 @@ from dmltrain.layers.initialisers import (
     Xavier,
 )
 from dmltrain.layers.joins import Add, Chain, Concat, Join, add, chain, concat
-from dmltrain.layers.layer import Layer, ShapeError, Step
+from dmltrain.layers.layer import Layer, LayerCall, ShapeError
 from dmltrain.layers.learned import Conv, Dense
 from dmltrain.layers.network import Network
 from dmltrain.layers.normalisation import MXNET_EPSILON, BatchNorm, LocalResponseNorm
@@ -100,7 +100,7 @@ __all__ = [
     "Shape",
     "ShapeError",
     "SpatialTransformer",
-    "Step",
+    "LayerCall",
     "Tanh",
     "Uniform",
     "Xavier",

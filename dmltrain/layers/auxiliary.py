@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dmltrain.layers.joins import Chain
-from dmltrain.layers.layer import Layer, Step
+from dmltrain.layers.layer import Layer, LayerCall
 from dmltrain.layers.parameter import Shape
 
 
@@ -24,6 +24,6 @@ class Auxiliary(Layer):
     def __post_init__(self) -> None:
         self.require(0 <= self.weight < float("inf"), f"weight must be a number from 0, is {self.weight}")
 
-    def trace(self, shape: Shape) -> Iterator[Step]:
+    def trace(self, shape: Shape) -> Iterator[LayerCall]:
         yield from self.branch.trace(shape)
-        yield Step(self, shape, shape)
+        yield LayerCall(self, shape, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dmltrain.layers.layer import Layer, Step, text, texts
+from dmltrain.layers.layer import Layer, LayerCall, text, texts
 from dmltrain.layers.parameter import Shape
 
 
@@ -20,7 +20,7 @@ class Chain(Layer):
             shape = layer.output_shape(shape)
         return shape
 
-    def trace(self, shape: Shape) -> Iterator[Step]:
+    def trace(self, shape: Shape) -> Iterator[LayerCall]:
         for layer in self.layers:
             yield from layer.trace(shape)
             shape = layer.output_shape(shape)
@@ -38,10 +38,10 @@ class Join(Layer):
     def branch_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         return tuple(branch.output_shape(shape) for branch in self.branches)
 
-    def trace(self, shape: Shape) -> Iterator[Step]:
+    def trace(self, shape: Shape) -> Iterator[LayerCall]:
         for branch in self.branches:
             yield from branch.trace(shape)
-        yield Step(self, shape, self.output_shape(shape))
+        yield LayerCall(self, shape, self.output_shape(shape))
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Concat(Join):
 
     def output_shape(self, shape: Shape) -> Shape:
         shapes = self.branch_shapes(shape)
-        agree = len({one[1:] for one in shapes}) == 1
+        agree = len({shape[1:] for shape in shapes}) == 1
         self.require(agree, f"branches differ in more than channels: {texts(shapes)} from input {text(shape)}")
-        return sum(one[0] for one in shapes), *shapes[0][1:]
+        return sum(shape[0] for shape in shapes), *shapes[0][1:]
 
 
 @dataclass(frozen=True)

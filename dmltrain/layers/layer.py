@@ -13,7 +13,7 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerCall:
     """One layer of the tree in forward order, with its shapes per sample."""
 
     layer: Layer
@@ -48,9 +48,9 @@ class Layer:
         """Multiply-adds of one sample's forward pass (convolutions and dense layers; the rest is negligible)."""
         return 0
 
-    def trace(self, shape: Shape) -> Iterator[Step]:
+    def trace(self, shape: Shape) -> Iterator[LayerCall]:
         """This layer and every layer below it, in forward order."""
-        yield Step(self, shape, self.output_shape(shape))
+        yield LayerCall(self, shape, self.output_shape(shape))
 
     def refuse(self, problem: str) -> ShapeError:
         return ShapeError(f"{self.label}: {problem}")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from dmltrain.layers.auxiliary import Auxiliary
 from dmltrain.layers.initialisers import HE, Initialiser
-from dmltrain.layers.layer import Layer, ShapeError, Step, text
+from dmltrain.layers.layer import Layer, LayerCall, ShapeError, text
 from dmltrain.layers.parameter import Parameter, Shape
 
 
@@ -33,17 +33,17 @@ class Network:
         if twice:
             raise ShapeError(f"network {self.name}: two layers share the parameter name {', '.join(twice)}")
         self._check_logits("output", self.output_shape)
-        for step in self.steps:
-            if isinstance(step.layer, Auxiliary):
-                self._check_logits(f"output of {step.layer.label}", step.layer.branch.output_shape(step.input_shape))
+        for call in self.layer_calls:
+            if isinstance(call.layer, Auxiliary):
+                self._check_logits(f"output of {call.layer.label}", call.layer.branch.output_shape(call.input_shape))
 
-    def _check_logits(self, what: str, shape: Shape) -> None:
+    def _check_logits(self, role: str, shape: Shape) -> None:
         if shape != (self.num_classes,):
             expected = f"expected ({self.num_classes},), one logit per class"
-            raise ShapeError(f"network {self.name}: {what} is {text(shape)}, {expected}")
+            raise ShapeError(f"network {self.name}: {role} is {text(shape)}, {expected}")
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def layer_calls(self) -> tuple[LayerCall, ...]:
         """Every layer in forward order, with its shapes."""
         return tuple(self.root.trace(self.input_shape))
 
@@ -54,15 +54,15 @@ class Network:
     @cached_property
     def auxiliary_outputs(self) -> tuple[Auxiliary, ...]:
         """The layers with a further output, in forward order."""
-        return tuple(step.layer for step in self.steps if isinstance(step.layer, Auxiliary))
+        return tuple(call.layer for call in self.layer_calls if isinstance(call.layer, Auxiliary))
 
     def parameters(self) -> list[Parameter]:
         """Learned arrays in forward order."""
-        return [array for step in self.steps for array in step.layer.parameters(step.input_shape)]
+        return [array for call in self.layer_calls for array in call.layer.parameters(call.input_shape)]
 
     def auxiliary(self) -> list[Parameter]:
         """Batch-norm statistics (MXNet's auxiliary states) in forward order."""
-        return [array for step in self.steps for array in step.layer.auxiliary(step.input_shape)]
+        return [array for call in self.layer_calls for array in call.layer.auxiliary(call.input_shape)]
 
     @cached_property
     def num_parameters(self) -> int:
@@ -71,4 +71,4 @@ class Network:
 
     def multiply_adds(self) -> int:
         """Multiply-adds of one image's forward pass; a training step takes about three times as many."""
-        return sum(step.layer.multiply_adds(step.input_shape) for step in self.steps)
+        return sum(call.layer.multiply_adds(call.input_shape) for call in self.layer_calls)

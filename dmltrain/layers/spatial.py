@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dmltrain.layers.joins import Chain
-from dmltrain.layers.layer import Layer, Step, text
+from dmltrain.layers.layer import Layer, LayerCall, text
 from dmltrain.layers.parameter import Shape
 from dmltrain.layers.window import PairField, image
 
@@ -31,10 +31,10 @@ class SpatialTransformer(Layer):
         self.require(min(self.target) > 1, f"target must be at least 2 pixels high and wide, is {self.target}")
 
     def output_shape(self, shape: Shape) -> Shape:
-        found = self.localisation.output_shape(shape)
-        self.require(found == (AFFINE,), f"its localisation gives {text(found)}, expected {AFFINE} numbers")
+        numbers = self.localisation.output_shape(shape)
+        self.require(numbers == (AFFINE,), f"its localisation gives {text(numbers)}, expected {AFFINE} numbers")
         return image(self, shape)[0], *self.target
 
-    def trace(self, shape: Shape) -> Iterator[Step]:
+    def trace(self, shape: Shape) -> Iterator[LayerCall]:
         yield from self.localisation.trace(shape)
-        yield Step(self, shape, self.output_shape(shape))
+        yield LayerCall(self, shape, self.output_shape(shape))

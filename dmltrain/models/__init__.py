@@ -80,8 +80,8 @@ def create(
     if num_classes is None:
         num_classes = NETWORKS[key].num_classes
     if num_classes < 1 or min(image_shape) < 1:
-        found = f"{num_classes} classes, images {image_shape}"
-        raise UserError(f"network {key} needs at least one class and images of positive size, found {found}")
+        actual = f"{num_classes} classes, images {image_shape}"
+        raise UserError(f"network {key} needs at least one class and images of positive size, found {actual}")
     try:
         return NETWORKS[key].build(num_layers, num_classes, image_shape, **options)
     except ShapeError as problem:

@@ -1,7 +1,7 @@
 """The batch-normalised Inception, as MXNet builds it (example/image-classification/symbols/inception-bn.py), after
 Ioffe and Szegedy, "Batch Normalization", 2015.
 
-Images up to 28 pixels high get a simpler network. It is that of inception-bn-28-small but for its batch norms, which
+Images up to 28 pixels high get a simpler network. It is that of inception-bn-28-small except for its batch norms, which
 learn a scale and have MXNet 1.9's epsilon, and for the downsampling, which rounds down after padding. Both networks end
 with a pooling over 7x7 pixels that is not global: images of 224 and 28 pixels leave one pixel, larger ones more.
 Convolutions have biases, which the batch norms after them undo.

@@ -42,20 +42,20 @@ Unit = tuple[int, int | tuple[int, int], int, int | tuple[int, int]]  # channels
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
     refuse_depth("inception-resnet-v2", num_layers)
-    made = _Blocks()
+    blocks = _Blocks()
     root = chain(
-        *made.stem(),
-        *(made.block35() for _ in range(10)),
-        made.reduction(((384, 3, 2, 0),), ((256, 1, 1, 0), (256, 3, 1, 1), (384, 3, 2, 0))),
-        *(made.block17() for _ in range(20)),
-        made.reduction(
+        *blocks.stem(),
+        *(blocks.block35() for _ in range(10)),
+        blocks.reduction(((384, 3, 2, 0),), ((256, 1, 1, 0), (256, 3, 1, 1), (384, 3, 2, 0))),
+        *(blocks.block17() for _ in range(20)),
+        blocks.reduction(
             ((256, 1, 1, 0), (384, 3, 2, 0)),
             ((256, 1, 1, 0), (288, 3, 2, 0)),
             ((256, 1, 1, 0), (288, 3, 1, 1), (320, 3, 2, 0)),
         ),
-        *(made.block8(0.2) for _ in range(9)),
-        made.block8(1.0, relu=False),
-        made.units((1536, 1, 1, 0)),
+        *(blocks.block8(0.2) for _ in range(9)),
+        blocks.block8(1.0, relu=False),
+        blocks.units((1536, 1, 1, 0)),
         GlobalAvgPool(),
         Flatten(),
         Dropout(rate=0.2),

@@ -42,8 +42,8 @@ def _check(multiplier: float, image_shape: tuple[int, int, int]) -> None:
         raise UserError(f"network mobilenet has no multiplier {multiplier}; valid are {valid}")
     _, height, width = image_shape
     if height % REDUCTION or width % REDUCTION:
-        found = f"found {height}x{width}"
-        raise UserError(f"network mobilenet needs images whose height and width are multiples of {REDUCTION}, {found}")
+        actual = f"found {height}x{width}"
+        raise UserError(f"network mobilenet needs images whose height and width are multiples of {REDUCTION}, {actual}")
 
 
 def _unit(name: str, channels: int, kernel: int = 1, stride: int = 1, pad: int = 0, groups: int = 1) -> list[Layer]:

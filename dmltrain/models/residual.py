@@ -32,7 +32,7 @@ DEPTHS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResidualPlan:
     """What a depth means."""
 
     depth: int
@@ -50,31 +50,31 @@ class Plan:
         ]
 
 
-def plan(network: str, num_layers: int | None, image_shape: tuple[int, int, int]) -> Plan:
+def plan(network: str, num_layers: int | None, image_shape: tuple[int, int, int]) -> ResidualPlan:
     """`num_layers` None means MXNet's default: 110 for CIFAR, 50 for ImageNet. Raises UserError for invalid depths."""
     small = image_shape[1] <= SMALL_IMAGE
     depth = num_layers if num_layers is not None else 110 if small else 50
     return _cifar(network, depth) if small else _imagenet(network, depth)
 
 
-def _cifar(network: str, depth: int) -> Plan:
+def _cifar(network: str, depth: int) -> ResidualPlan:
     if depth >= 164 and (depth - 2) % 9 == 0:
-        return Plan(depth, True, ((depth - 2) // 9,) * 3, (16, 64, 128, 256), True)
+        return ResidualPlan(depth, True, ((depth - 2) // 9,) * 3, (16, 64, 128, 256), True)
     if 8 <= depth < 164 and (depth - 2) % 6 == 0:
-        return Plan(depth, True, ((depth - 2) // 6,) * 3, (16, 16, 32, 64), False)
+        return ResidualPlan(depth, True, ((depth - 2) // 6,) * 3, (16, 16, 32, 64), False)
     usual = ", ".join(map(str, CIFAR_DEPTHS))
     valid = f"{usual} (also any other 6 n + 2 from 8 to 158 and any 9 n + 2 from 164)"
     raise UserError(f"no {network} of {depth} layers for images up to {SMALL_IMAGE} pixels high; valid depths: {valid}")
 
 
-def _imagenet(network: str, depth: int) -> Plan:
+def _imagenet(network: str, depth: int) -> ResidualPlan:
     if depth not in IMAGENET_UNITS:
         valid = ", ".join(map(str, IMAGENET_UNITS))
         size = f"images over {SMALL_IMAGE} pixels high"
         raise UserError(f"no {network} of {depth} layers for {size}; valid depths: {valid}")
     bottleneck = depth >= 50
     channels = (64, 256, 512, 1024, 2048) if bottleneck else (64, 64, 128, 256, 512)
-    return Plan(depth, False, IMAGENET_UNITS[depth], channels, bottleneck)
+    return ResidualPlan(depth, False, IMAGENET_UNITS[depth], channels, bottleneck)
 
 
 def imagenet_stem(channels: int) -> Chain:

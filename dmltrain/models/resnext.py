@@ -13,7 +13,7 @@ from __future__ import annotations
 from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Dense, Flatten, GlobalAvgPool, Layer, Network, Relu, add, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.residual import DEPTHS, Plan, conv, imagenet_stem, norm, plan
+from dmltrain.models.residual import DEPTHS, ResidualPlan, conv, imagenet_stem, norm, plan
 
 GROUPS = 32
 
@@ -40,7 +40,7 @@ def build(
     return Network(name, root, image_shape, num_classes)
 
 
-def _check_groups(shape: Plan, num_group: int) -> None:
+def _check_groups(shape: ResidualPlan, num_group: int) -> None:
     if not shape.bottleneck:
         deep = "at least 164" if shape.small else "50, 101, 152, 200 or 269"
         fix = f"leave --num-group out, or use a depth of {deep}"

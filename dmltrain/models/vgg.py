@@ -40,9 +40,9 @@ def build(
         valid = ", ".join(map(str, CONVOLUTIONS))
         raise UserError(f"no vgg of {depth} layers; valid depths: {valid}")
     stages = [
-        each
+        layer
         for stage, (count, channels) in enumerate(zip(CONVOLUTIONS[depth], CHANNELS, strict=True), 1)
-        for each in _stage(stage, count, channels, batch_norm)
+        for layer in _stage(stage, count, channels, batch_norm)
     ]
     head = (*_hidden(6), *_hidden(7), Dense("fc8", num_classes))
     name = f"vgg-{depth}" + ("-bn" if batch_norm else "")

@@ -64,45 +64,51 @@ def read(source: Path) -> Graph:
 def parse(content: bytes) -> Graph:
     """Raises ValueError."""
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not (isinstance(found, dict) and isinstance(found.get("nodes"), list) and isinstance(found.get("heads"), list)):
+    if not (
+        isinstance(document, dict)
+        and isinstance(document.get("nodes"), list)
+        and isinstance(document.get("heads"), list)
+    ):
         raise ValueError("it has no nodes and heads")
-    if not 0 < len(found["nodes"]) <= MAX_NODES:
-        raise ValueError(f"it has {len(found['nodes'])} nodes, expected 1 to {MAX_NODES}")
-    nodes = tuple(_node(place, each) for place, each in enumerate(found["nodes"]))
-    heads = tuple(_place(each, len(nodes), "a head") for each in found["heads"])
+    if not 0 < len(document["nodes"]) <= MAX_NODES:
+        raise ValueError(f"it has {len(document['nodes'])} nodes, expected 1 to {MAX_NODES}")
+    nodes = tuple(_node(place, entry) for place, entry in enumerate(document["nodes"]))
+    heads = tuple(_place(entry, len(nodes), "a head") for entry in document["heads"])
     if not 0 < len(heads) <= len(nodes):
         raise ValueError(f"it has {len(heads)} heads")
-    return Graph(nodes, heads, any("param" in each for each in found["nodes"]))
+    return Graph(nodes, heads, any("param" in entry for entry in document["nodes"]))
 
 
-def _node(place: int, found: Any) -> Node:
-    if not isinstance(found, dict):
+def _node(place: int, entry: Any) -> Node:
+    if not isinstance(entry, dict):
         raise ValueError(f"node {place} is not an object")
-    op, name = found.get("op"), found.get("name")
+    op, name = entry.get("op"), entry.get("name")
     if not (isinstance(op, str) and isinstance(name, str) and 0 < len(op) <= MAX_NAME and 0 < len(name) <= MAX_NAME):
         raise ValueError(f"node {place} has no op and name of at most {MAX_NAME} characters")
-    inputs = found.get("inputs", [])
+    inputs = entry.get("inputs", [])
     if not isinstance(inputs, list):
         raise ValueError(f"node {place} {name!r}: its inputs are not a list")
     options: dict[str, str] = {}
     for key in ("attr", "attrs", "param"):  # the last one wins
-        more = found.get(key) or {}
+        more = entry.get(key) or {}
         if not (isinstance(more, dict) and all(isinstance(value, str) for value in more.values())):
             raise ValueError(f"node {place} {name!r}: its {key} are not texts")
         options.update(more)
-    return Node(op, name, options, tuple(_place(each, place, f"node {place} {name!r}: an input") for each in inputs))
+    return Node(
+        op, name, options, tuple(_place(source, place, f"node {place} {name!r}: an input") for source in inputs)
+    )
 
 
-def _place(found: Any, below: int, what: str) -> int:
+def _place(entry: Any, below: int, what: str) -> int:
     """The node of [node, number of its output, ...]."""
-    if not (isinstance(found, list) and len(found) in (2, 3) and all(type(each) is int for each in found)):
+    if not (isinstance(entry, list) and len(entry) in (2, 3) and all(type(number) is int for number in entry)):
         raise ValueError(f"{what} is not [node, output]")
-    if not 0 <= found[0] < below:
-        raise ValueError(f"{what} is node {found[0]}, expected 0 to {below - 1}")
-    if found[1] != 0:
-        raise ValueError(f"{what} is output {found[1]} of node {found[0]}; only first outputs are supported")
-    place: int = found[0]
+    if not 0 <= entry[0] < below:
+        raise ValueError(f"{what} is node {entry[0]}, expected 0 to {below - 1}")
+    if entry[1] != 0:
+        raise ValueError(f"{what} is output {entry[1]} of node {entry[0]}; only first outputs are supported")
+    place: int = entry[0]
     return place

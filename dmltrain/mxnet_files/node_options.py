@@ -58,9 +58,9 @@ class NodeOptions:
     def expect(self, **usual: str) -> None:
         """Refuse options that have another value than the usual one. Values are compared without spaces."""
         for name, value in usual.items():
-            found = self.text(name, value).replace(" ", "")
-            if found != value:
-                raise NotSupported(f"{name}={found} is not supported; supported: {value}")
+            actual = self.text(name, value).replace(" ", "")
+            if actual != value:
+                raise NotSupported(f"{name}={actual} is not supported; supported: {value}")
 
     def finish(self) -> None:
         left = sorted(self._left.keys() - SPEED)

@@ -1,12 +1,12 @@
 """Rebuilds a network from MXNet's graph, as a tree of dmltrain's layers.
 
-A graph is a tree of chains and joins if each join of branches (Concat, sum) has a node from which all its branches come
-and that none of them shares with others: its immediate dominator, the last node on every way from the images to it. For
-each node in order, `_Rebuilding` finds this node, and the layer that leads from it to here; for a join this contains
-the branches. An operator with one input follows its input.
+The immediate dominator of a node is the last node that lies on every path from the images to it. A graph is a tree of
+chains and joins if all branches of each join (Concat, sum) start at the join's immediate dominator, and share no other
+node. For each node in order, `_Rebuilding` finds the immediate dominator, and the layer that leads from there to the
+node; for a join this layer contains the branches. For an operator with one input the dominator is the input.
 
-A join whose inputs share more than the dominator, as the ends of a forked branch of Inception do, is split: neighbours
-that share are joined first, which is the same for a concatenation and a sum.
+Inputs of a join may share more than the dominator, as the ends of a forked branch of Inception do. Such a join is
+split: neighbours that share nodes are joined first. The result of a concatenation or a sum stays the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dmltrain.mxnet_files.node_options import NodeOptions, NotSupported
 from dmltrain.mxnet_files.operators import LOSSES, OPERATORS, One, Place, Several
 
 MAX_DEPTH = 50  # joins inside of joins
-MAX_STEPS = 5_000_000  # on ways to dominators: a network of thousands of nodes takes some ten thousand
+MAX_STEPS = 5_000_000  # from node to dominator: a network of thousands of nodes takes some ten thousand
 OTHER_NAMES = {"moving_mean": "running_mean", "moving_var": "running_var"}  # gluon's
 
 
@@ -64,7 +64,7 @@ def rebuild(graph: Graph, name: str, num_classes: int | None, image_shape: tuple
     logits = _logits(graph)
     for place in _needed(graph, logits):
         work.add(place)
-    root = work.in_sequence(work.way(work.images, logits))
+    root = work.in_sequence(work.take_path(work.images, logits))
     classes = work.shapes[logits][0] if num_classes is None else num_classes
     return Rebuilt(Network(name, root, image_shape, classes), work.names)
 
@@ -94,7 +94,7 @@ def _needed(graph: Graph, last: int) -> Iterator[int]:
 
 @dataclass
 class _Rebuilding:
-    """What is known of the nodes so far, by their places."""
+    """What is known of the nodes so far; the keys are places, the nodes' indices in the graph."""
 
     graph: Graph
     image_shape: tuple[int, int, int]
@@ -116,7 +116,7 @@ class _Rebuilding:
             if row is None:
                 raise NotSupported(f"this operator is not supported; supported: {', '.join(OPERATORS)}")
             inputs = self._inputs(node, 1 if isinstance(row, One) else len(node.inputs))
-            self.before[place] = before = self._common(inputs)
+            self.before[place] = before = self._common_dominator(inputs)
             self.level[place], self.depth[place] = self.level[before] + 1, 0
             options = NodeOptions(node)
             if isinstance(row, One):
@@ -145,8 +145,9 @@ class _Rebuilding:
     # -- arrays -------------------------------------------------------------------------------------------------------
 
     def _arrays(self, node: Node, kinds: tuple[str, ...]) -> tuple[str, dict[str, Rule]]:
-        """The layer's name: one that makes its arrays' names those of the file, if there is one; else the node's. And
-        the arrays' multipliers. Files from before MXNet 0.9 do not list auxiliary states."""
+        """The layer's name, and the multipliers of its arrays. The name is chosen so that the layer's arrays have the
+        names of the file; if no name does that, it is the node's. Files from before MXNet 0.9 do not list auxiliary
+        states."""
         variables = node.inputs[1:]
         if len(variables) != len(kinds) and not (self.graph.oldest and len(variables) == len(kinds) - 2):
             raise NotSupported(f"it has {len(variables)} arrays, expected {len(kinds)}: {', '.join(kinds)}")
@@ -155,12 +156,12 @@ class _Rebuilding:
             for kind, place in zip(kinds, variables, strict=False)
             if (rule := _rule(self.graph.nodes[place])) != Rule()
         }
-        found = [self._array(place) for place in variables]
-        found += [f"{node.name}_{kind}" for kind in kinds[len(found) :]]
-        starts = {_start(array, kind) for array, kind in zip(found, kinds, strict=True)}
+        arrays = [self._array(place) for place in variables]
+        arrays += [f"{node.name}_{kind}" for kind in kinds[len(arrays) :]]
+        starts = {_start(array, kind) for array, kind in zip(arrays, kinds, strict=True)}
         name = starts.pop() if len(starts) == 1 else ""
         name = name or node.name
-        self.names.update((f"{name}_{kind}", array) for array, kind in zip(found, kinds, strict=True))
+        self.names.update((f"{name}_{kind}", array) for array, kind in zip(arrays, kinds, strict=True))
         return name, rules
 
     def _array(self, place: int) -> str:
@@ -174,39 +175,39 @@ class _Rebuilding:
 
     # -- joins --------------------------------------------------------------------------------------------------------
 
-    def _common(self, places: tuple[int, ...]) -> int:
-        """The last node that is on every way from the images to each of these."""
+    def _common_dominator(self, places: tuple[int, ...]) -> int:
+        """The last node that lies on every path from the images to each of these nodes."""
         first, *others = places
         for other in others:
             while first != other:
                 if self.level[first] >= self.level[other]:
-                    first = self._up(first)
+                    first = self._dominator(first)
                 else:
-                    other = self._up(other)
+                    other = self._dominator(other)
         return first
 
-    def _up(self, place: int) -> int:
+    def _dominator(self, place: int) -> int:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise NotSupported("the graph has too many branches around this node")
         return self.before[place]
 
-    def way(self, start: int, end: int) -> list[int]:
-        """The nodes from one (without it) to another that follows it on every way."""
-        found = []
+    def take_path(self, start: int, end: int) -> list[int]:
+        """The nodes after `start` up to `end`, which `start` dominates. Each node can be taken only once."""
+        places = []
         while end != start:
             if end in self.taken:
                 shared = self.graph.nodes[end].label
                 raise NotSupported(f"it shares {shared} with another branch, which a tree cannot have")
             self.taken.add(end)
-            found.append(end)
-            end = self._up(end)
-        return found[::-1]
+            places.append(end)
+            end = self._dominator(end)
+        return places[::-1]
 
     def in_sequence(self, places: list[int], *more: Layer) -> Layer:
         """The layers of these nodes, and `more`, in one chain."""
-        found = [*(self.layers[place] for place in places), *more]
-        return chain(*(each for layer in found for each in (layer.layers if isinstance(layer, Chain) else (layer,))))
+        sequence = [*(self.layers[place] for place in places), *more]
+        return chain(*(part for layer in sequence for part in (layer.layers if isinstance(layer, Chain) else (layer,))))
 
     def _join(self, row: Several, options: NodeOptions, place: int, ends: tuple[int, ...]) -> Layer:
         node, start = self.graph.nodes[place], self.before[place]
@@ -222,36 +223,36 @@ class _Rebuilding:
         """The branches from `start` to each of `ends`; neighbours that share nodes after `start` are one branch."""
         branches = []
         for group in self._neighbours(start, ends):
-            shared = self._common(group)
-            way = self.way(start, shared)
-            self.depth[place] = max(self.depth[place], depth, *(depth + self.depth[each] for each in way))
+            shared = self._common_dominator(group)
+            path = self.take_path(start, shared)
+            self.depth[place] = max(self.depth[place], depth, *(depth + self.depth[number] for number in path))
             if self.depth[place] > MAX_DEPTH:
                 raise NotSupported(f"it is the end of more than {MAX_DEPTH} branches inside of branches")
             inner = self._branches(row, options, place, shared, group, depth + 1) if len(group) > 1 else ()
-            branches.append(self.in_sequence(way, *([row.join(options, "", inner)] if inner else [])))
+            branches.append(self.in_sequence(path, *([row.join(options, "", inner)] if inner else [])))
         return tuple(branches)
 
     def _neighbours(self, start: int, ends: tuple[int, ...]) -> list[tuple[int, ...]]:
         """`ends` in groups of neighbours that one node after `start` dominates."""
         groups: list[tuple[int, ...]] = []
-        for first, each in groupby(ends, lambda end: self._first_after(start, end)):
-            group = tuple(each)
+        for first, ends_of_branch in groupby(ends, lambda end: self._first_after(start, end)):
+            group = tuple(ends_of_branch)
             groups += [(end,) for end in group] if first == start else [group]
         return groups
 
     def _first_after(self, start: int, end: int) -> int:
-        """The first node after `start` on the way to `end`, or `start` itself if this is the end."""
-        found = end
+        """The first node after `start` on the path to `end`; `start` itself if both are the same."""
+        below = end
         while end != start:
-            found, end = end, self._up(end)
-        return found
+            below, end = end, self._dominator(end)
+        return below
 
 
 def _start(array: str, kind: str) -> str:
     """'conv0' of 'conv0_weight'; '' for a name that does not end with its kind."""
-    for each in (kind, OTHER_NAMES.get(kind, kind)):
-        if array.endswith(f"_{each}"):
-            return array.removesuffix(f"_{each}")
+    for ending in (kind, OTHER_NAMES.get(kind, kind)):
+        if array.endswith(f"_{ending}"):
+            return array.removesuffix(f"_{ending}")
     return ""
 
 
@@ -259,7 +260,7 @@ def _rule(variable: Node) -> Rule:
     """How the array learns: its attributes __lr_mult__ and __wd_mult__."""
     given = {name: variable.options.get(f"__{name}__", variable.options.get(name)) for name in ("lr_mult", "wd_mult")}
     try:
-        found = {name: None if text is None else float(text) for name, text in given.items()}
-        return Rule(lr_mult=1.0 if found["lr_mult"] is None else found["lr_mult"], wd_mult=found["wd_mult"])
+        numbers = {name: None if text is None else float(text) for name, text in given.items()}
+        return Rule(lr_mult=1.0 if numbers["lr_mult"] is None else numbers["lr_mult"], wd_mult=numbers["wd_mult"])
     except ValueError as error:
         raise NotSupported(f"its input {variable.name!r}: {error}") from None

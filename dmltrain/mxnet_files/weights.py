@@ -1,7 +1,7 @@
 """The weights of a network in MXNet's files: PREFIX-0001.params of save_checkpoint, or gluon's export.
 
-A file names learned arrays "arg:NAME" and batch-norm statistics "aux:NAME". It has the gammas of `fixed_scale` batch
-norms, too, which MXNet never reads: it computes with ones (`fix_gamma`). So whatever a file says of them is ignored.
+A file names learned arrays "arg:NAME" and batch-norm statistics "aux:NAME". It also has gammas of `fixed_scale` batch
+norms. MXNet does not use their values, but computes with ones (`fix_gamma`), so they are ignored here.
 """
 
 from __future__ import annotations
@@ -37,46 +37,46 @@ def read(source: Path, content: bytes | None = None) -> dict[str, Array]:
 
 
 def _without_kinds(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    by_name: dict[str, Array] = {}
     for name, array in arrays.items():
         short = name[4:] if name.startswith(KINDS) else name
-        if short in found:
+        if short in by_name:
             raise ValueError(f"it has two arrays of the name {short[:100]}")
-        found[short] = array
-    return found
+        by_name[short] = array
+    return by_name
 
 
-def renamed(found: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
+def renamed(arrays: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
     """The arrays by the network's own names. `names`: own name -> the file's; others stay as they are."""
     own = {other: name for name, other in names.items()}
-    return {own.get(name, name): array for name, array in found.items()}
+    return {own.get(name, name): array for name, array in arrays.items()}
 
 
 def fixed_gammas(network: Network) -> list[Parameter]:
     """The constant arrays of ones that MXNet has in addition to the network's arrays."""
-    norms = [step for step in network.steps if isinstance(step.layer, BatchNorm) and step.layer.fixed_scale]
-    return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
+    norms = [call for call in network.layer_calls if isinstance(call.layer, BatchNorm) and call.layer.fixed_scale]
+    return [Parameter(f"{call.layer.name}_gamma", call.input_shape[:1], "gamma") for call in norms]
 
 
 def fitting(
-    source: Path, found: Mapping[str, Array], network: Network, names: Mapping[str, str] = NO_OTHER_NAMES
+    source: Path, arrays: Mapping[str, Array], network: Network, names: Mapping[str, str] = NO_OTHER_NAMES
 ) -> dict[str, Array]:
     """The network's arrays (float32) of those in the file `source`. `names`: own name -> the file's, where this may be
     another one. Raises UserError if they do not fit."""
-    found = renamed(found, names)
-    own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
+    arrays = renamed(arrays, names)
+    own = {parameter.name: parameter.shape for parameter in (*network.parameters(), *network.auxiliary())}
     fixed = {fixed_gamma.name for fixed_gamma in fixed_gammas(network)}
     differences = [
-        _listed("missing", [name for name in own if name not in found]),
+        _listed("missing", [name for name in own if name not in arrays]),
         _listed(
             "of another shape",
             [
-                f"{name} (expected {_text(shape)}, found {_text(found[name].shape)})"
+                f"{name} (expected {_text(shape)}, found {_text(arrays[name].shape)})"
                 for name, shape in own.items()
-                if name in found and found[name].shape != shape
+                if name in arrays and arrays[name].shape != shape
             ],
         ),
-        _listed("not of this network", [name[:100] for name in found if name not in own and name not in fixed]),
+        _listed("not of this network", [name[:100] for name in arrays if name not in own and name not in fixed]),
     ]
     if any(differences):
         graph = source.with_name(f"{source.name.rpartition('-')[0]}-symbol.json")
@@ -85,7 +85,7 @@ def fitting(
             f"{'; '.join(filter(None, differences))}. Choose --network, --num-layers, --image-shape and the data set "
             f"as they were, or take the network from the checkpoint's own graph: --network {graph}"
         )
-    return {name: found[name].astype(np.float32, copy=False) for name in own}
+    return {name: arrays[name].astype(np.float32, copy=False) for name in own}
 
 
 def _listed(problem: str, names: list[str]) -> str:

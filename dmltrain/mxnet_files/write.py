@@ -1,7 +1,7 @@
 """Writes a network and its weights as an MXNet 1.9 job leaves them: PREFIX-symbol.json and PREFIX-0001.params.
 
-The graph ends with SoftmaxOutput of the name "softmax", as those of MXNet's image-classification programs. A network
-with auxiliary classifiers has further outputs, whose losses are scaled by their weights.
+The graph ends with a SoftmaxOutput named "softmax", as in MXNet's image-classification programs. A network with
+auxiliary classifiers has further outputs, whose losses are scaled by their weights.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def parameters(network: Network, arrays: Mapping[str, Any]) -> bytes:
     ones = {fixed_gamma.name: np.ones(fixed_gamma.shape, np.float32) for fixed_gamma in weights.fixed_gammas(network)}
     learned = {f"arg:{parameter.name}": arrays[parameter.name] for parameter in network.parameters()}
     fixed = {f"arg:{name}": values for name, values in ones.items()}
-    states = {f"aux:{each.name}": arrays[each.name] for each in network.auxiliary()}
+    states = {f"aux:{array.name}": arrays[array.name] for array in network.auxiliary()}
     named = {**learned, **fixed, **states}
-    return params.write({name: np.asarray(each, np.float32) for name, each in named.items()})
+    return params.write({name: np.asarray(array, np.float32) for name, array in named.items()})
 
 
 def graph(network: Network) -> bytes:
@@ -50,14 +50,14 @@ def graph(network: Network) -> bytes:
     heads = [written.operator("SoftmaxOutput", "softmax", [logits, label])]
     for number, (logits, weight) in enumerate(written.auxiliary, 1):
         heads.append(written.operator("SoftmaxOutput", f"softmax{number}", [logits, label], grad_scale=weight))
-    found = {
+    document = {
         "nodes": written.nodes,
         "arg_nodes": [place for place, node in enumerate(written.nodes) if node["op"] == "null"],
         "node_row_ptr": list(range(len(written.nodes) + 1)),  # every node has one output
         "heads": [[head, 0, 0] for head in heads],
         "attrs": {"mxnet_version": ["int", VERSION]},
     }
-    return json.dumps(found, indent=2).encode()
+    return json.dumps(document, indent=2).encode()
 
 
 @dataclass
@@ -77,7 +77,7 @@ class _Written:
         return self._append(
             {"op": op, "name": self._unique(name or op.strip("_").lower(), numbered=not name)},
             options,
-            [[each, 0, int(number >= len(inputs) - changed)] for number, each in enumerate(inputs)],
+            [[place, 0, int(number >= len(inputs) - changed)] for number, place in enumerate(inputs)],
         )
 
     def _append(self, node: dict[str, Any], options: dict[str, object], inputs: list[list[int]]) -> int:
@@ -87,13 +87,13 @@ class _Written:
 
     def _unique(self, name: str, numbered: bool) -> str:
         """The name, or with a number that makes it one of its own."""
-        found = name
-        while numbered or found in self.used:
-            found = f"{name}{self.counted[name]}"
+        unique = name
+        while numbered or unique in self.used:
+            unique = f"{name}{self.counted[name]}"
             self.counted[name] += 1
             numbered = False
-        self.used.add(found)
-        return found
+        self.used.add(unique)
+        return unique
 
 
 @singledispatch
@@ -207,8 +207,8 @@ def _(layer: layers.Auxiliary, x: int, to: _Written) -> int:
 
 @_emit.register
 def _(layer: layers.Chain, x: int, to: _Written) -> int:
-    for each in layer.layers:
-        x = _emit(each, x, to)
+    for inner in layer.layers:
+        x = _emit(inner, x, to)
     return x
 
 

@@ -44,5 +44,5 @@ TABLE: tuple[Optimizer, ...] = (
     rmsprop.OPTIMIZER,
     ftrl.OPTIMIZER,
 )
-BY_NAME = {each.name: each for each in TABLE}
-NAMES = tuple(each.name for each in TABLE if each.torch)  # of --optimizer
+BY_NAME = {optimizer.name: optimizer for optimizer in TABLE}
+NAMES = tuple(optimizer.name for optimizer in TABLE if optimizer.torch)  # of --optimizer

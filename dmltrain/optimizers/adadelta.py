@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer
-from dmltrain.optimizers.own import Group, State, array, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """As MXNet: weight decay does not enter the means, and is not multiplied by a rate."""
     if not group["lr"]:
         return

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
-from dmltrain.optimizers.own import Group, State, array, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """As MXNet: epsilon is under the root, and weight decay does not enter the sum of squares."""
     total = array(torch, state, "sum", weight).addcmul_(gradient, gradient)
     change = gradient / (total + group["epsilon"]).sqrt_()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer, momentum
-from dmltrain.optimizers.own import Group, State, array, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, decayed, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's formula; state["pulled"] is the worker's weight, if it differs from this one."""
     now, pulled = decayed(weight, gradient, group), state.pop("pulled", None)
     if pulled is not None:

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer
-from dmltrain.optimizers.own import Group, State, array, count, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, count, decayed, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's FTMLKernel (src/operator/optimizer_op-inl.h); a learning rate of 0 changes nothing."""
     if not group["lr"]:
         return

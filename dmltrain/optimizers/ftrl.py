@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer
-from dmltrain.optimizers.own import Group, State, array, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's ftrl_update; its formula divides by the learning rate, and a rate of 0 changes nothing."""
     z, n, rate = array(torch, state, "z", weight), array(torch, state, "n", weight), group["lr"]
     if not rate:

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer
-from dmltrain.optimizers.own import Group, State, array, count, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, count, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's lamb_update_phase1 and 2. An upper or lower bound of 0 means none."""
     beta1, beta2, step = group["beta1"], group["beta2"], count(state)
     mean, variance = array(torch, state, "exp_avg", weight), array(torch, state, "exp_avg_sq", weight)

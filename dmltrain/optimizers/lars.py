@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Number, Optimizer, momentum
-from dmltrain.optimizers.own import Group, State, array, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, decayed, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """momentum_buffer = momentum * momentum_buffer + ratio * (gradient + wd * weight)"""
     now = decayed(weight, gradient, group)
     if group["layerwise"]:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmltrain.optimizers.optimizer import Chosen, MXNet, Number, Optimizer
-from dmltrain.optimizers.own import Group, State, array, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, decayed, own_torch
 
 LEAST, MOST = 0.01, 100.0  # of a layer's ratio
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's LBSGD with batch_scale 1; its momentum m = -lr * momentum_buffer contains a layer's ratio."""
     now = decayed(weight, gradient, group)
     if group["layerwise"]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer, momentum
-from dmltrain.optimizers.own import Group, State, array, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, decayed, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's kernel (NAGMomKernel of src/operator/optimizer_op-inl.h), with its momentum m = -lr * momentum_buffer. It
     writes the weight first, so the decay that enters the momentum is that of the new weight."""
     factor, now = group["momentum"], decayed(weight, gradient, group)

@@ -8,13 +8,14 @@ from typing import Any
 from dmltrain.optimizers.optimizer import Number, Torch
 
 Group = dict[str, Any]  # a parameter group: lr, weight_decay and the optimizer's own options
-State = dict[str, Any]  # of one parameter
-Update = Callable[[Any, Any, Any, State, Group], None]  # (torch, weight, gradient, state, group)
+ParameterState = dict[str, Any]  # of one parameter
+Update = Callable[[Any, Any, Any, ParameterState, Group], None]  # (torch, weight, gradient, state, group)
 
 
 def own_torch(name: str, update: Update, defaults: dict[str, Number], **fields: Any) -> Torch:
-    """The row of a class `name` with these options besides lr and weight_decay. `update` changes the weight in place,
-    and must not write to the gradient, which may be memory that other processes read."""
+    """The table row of a class `name`, which has the options of `defaults` besides lr and weight_decay. `update`
+    changes the weight in place. It must not write to the gradient: that may be shared memory, which other processes
+    read."""
 
     def make(torch: Any) -> type[Any]:
         return _made(torch, name, update, defaults)
@@ -22,14 +23,14 @@ def own_torch(name: str, update: Update, defaults: dict[str, Number], **fields: 
     return Torch(name, ("weight_decay", *defaults), own=make, **fields)
 
 
-def array(torch: Any, state: State, name: str, weight: Any) -> Any:
+def array(torch: Any, state: ParameterState, name: str, weight: Any) -> Any:
     """An array of the state, zeros at first."""
     if name not in state:
         state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
     return state[name]
 
 
-def count(state: State) -> int:
+def count(state: ParameterState) -> int:
     """The number of this step, from 1."""
     state["step"] = int(state.get("step", 0)) + 1
     return int(state["step"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.optimizers.optimizer import MXNet, Optimizer, Torch
-from dmltrain.optimizers.own import Group, State, array, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, array, decayed, own_torch
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """As MXNet: epsilon is under the root."""
     now, share = decayed(weight, gradient, group), group["gamma1"]
     mean = array(torch, state, "square_avg", weight).mul_(share).addcmul_(now, now, value=1 - share)

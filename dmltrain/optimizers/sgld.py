@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmltrain.optimizers.optimizer import Chosen, MXNet, Number, Optimizer
-from dmltrain.optimizers.own import Group, State, count, decayed, own_torch
+from dmltrain.optimizers.own import Group, ParameterState, count, decayed, own_torch
 
 
 def noise(seed: float, number: int, step: int, size: int) -> Any:
@@ -22,7 +22,7 @@ def noise(seed: float, number: int, step: int, size: int) -> Any:
     return np.random.Generator(np.random.Philox([int(seed), number, step])).standard_normal(size, np.float32)
 
 
-def update(torch: Any, weight: Any, gradient: Any, state: State, group: Group) -> None:
+def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group: Group) -> None:
     """MXNet's formula."""
     drawn = torch.from_numpy(noise(group["seed"], int(state["number"]), count(state), weight.numel()))
     weight.sub_(decayed(weight, gradient, group), alpha=group["lr"] / 2)

@@ -1,4 +1,4 @@
-"""Checks that concern more than one option."""
+"""Checks that concern more than one option, or what an option's value needs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import rules, types
-from dmltrain.options import learning_rate
+from dmltrain.optimizers import schedule
 from dmltrain.options.field import flag
 from dmltrain.options.table import Options
+from dmltrain.options.values import Power
 
 OPTIONS = {
     "kvstore": "kv_store",
@@ -35,7 +36,7 @@ def checked(options: Options) -> Options:
     _check_checkpoints(options)
     models.check_options(options.network, options.network_options)
     _check_exchange(options)
-    options = learning_rate.checked(options)
+    options = _checked_learning_rate(options)
     _check_optimizer(options)
     _check_factors(options)
     _check_backend(options)
@@ -45,6 +46,39 @@ def checked(options: Options) -> Options:
         channels = options.image_shape[0] if options.image_shape else 3
         options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
     return options
+
+
+def _checked_learning_rate(options: Options) -> Options:
+    """Make `--lr-step-epochs pow2` a policy with its power. Raises UserError for a policy without what it needs."""
+    power = options.lr_step_epochs
+    if isinstance(power, Power):
+        if options.lr_policy not in (None, "pow"):
+            raise UserError(
+                f"--lr-policy {options.lr_policy} and --lr-step-epochs pow{power.power:g} exclude each other: the "
+                "latter is --lr-policy pow; leave one out"
+            )
+        options = dataclasses.replace(options, lr_policy="pow", lr_power=power.power, lr_step_epochs=())
+    _check_policy(options)
+    if options.warmup_strategy == schedule.LARS and options.optimizer != "lbsgd":
+        raise UserError(
+            f"--warmup-strategy lars: optimizer {options.optimizer} has no rate for each layer; use --optimizer lbsgd, "
+            f"or a strategy of {', '.join(schedule.WARMUPS)}"
+        )
+    return options
+
+
+def _check_policy(options: Options) -> None:
+    name = options.lr_policy or schedule.POLICY
+    policy = schedule.POLICIES[name]
+    for needed in policy.needs:
+        if getattr(options, needed) is None:
+            raise UserError(f"--lr-policy {name} needs {flag(needed)}: the learning rate is --lr * {policy.formula}")
+    marks = options.lr_step_iterations or options.lr_step_epochs
+    if policy.marked and name != schedule.POLICY and (len(marks) != 1 or marks[0] < 1):
+        raise UserError(
+            f"--lr-policy {name} needs one number above 0 in --lr-step-epochs or --lr-step-iterations, not "
+            f"{','.join(map(str, marks)) or 'none'}: the learning rate is --lr * {policy.formula}"
+        )
 
 
 def _check_fine_tuning(options: Options) -> None:
@@ -74,7 +108,7 @@ def _check_checkpoints(options: Options) -> None:
 
 def _check_optimizer(options: Options) -> None:
     if optimizers.BY_NAME[options.optimizer].asynchronous and types.find(options.kv_store).synchronous:
-        others = " or ".join(types.names(lambda each: not each.synchronous))
+        others = " or ".join(types.names(lambda kind: not kind.synchronous))
         raise UserError(
             f"--optimizer {options.optimizer} compensates for the delay of gradients, and --kv-store "
             f"{options.kv_store} has none: use --kv-store {others}, or --optimizer sgd, which is the same without delay"
@@ -105,9 +139,11 @@ def _check_factors(options: Options) -> None:
         (bool(options.compile), "--compile", "no --compile"),
         (len(options.device_names) > 1, "several devices a worker", "one device for each worker"),
     ]
-    for found, what, fix in problems if options.factors != "off" else []:
-        if found:
-            raise UserError(f"--factors {options.factors} does not work with {what}: use {fix}, or leave --factors out")
+    for excluded, option, fix in problems if options.factors != "off" else []:
+        if excluded:
+            raise UserError(
+                f"--factors {options.factors} does not work with {option}: use {fix}, or leave --factors out"
+            )
 
 
 def _check_backend(options: Options) -> None:

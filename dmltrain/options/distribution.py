@@ -12,21 +12,21 @@ from dmltrain.options.field import option
 from dmltrain.options.values import integer, number, one_of, path, switch
 
 STEP_DEFAULTS = " and ".join(
-    f"{int(each.capabilities.update_on_kvstore)} with {name}" for name, each in BACKENDS.items()
+    f"{int(backend.capabilities.update_on_kvstore)} with {name}" for name, backend in BACKENDS.items()
 )
 FEWER_CODECS = "; ".join(
-    f"{name} has {', '.join(each.capabilities.codecs)}"
-    for name, each in BACKENDS.items()
-    if set(each.capabilities.codecs) < set(codec.TYPES)
+    f"{name} has {', '.join(backend.capabilities.codecs)}"
+    for name, backend in BACKENDS.items()
+    if set(backend.capabilities.codecs) < set(codec.TYPES)
 )
 # Names of kvstore types, for help texts: those with --staleness, with --update-on-kvstore and so on.
-WITH_STALENESS = ", ".join(types.names(lambda each: each.takes_staleness))
-WITH_UPDATE_ON_KVSTORE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
-WITH_LOCAL_STEPS = ", ".join(types.names(lambda each: each.steps_alone))
-WITH_FACTORS = ", ".join(types.names(lambda each: each.takes_factors))
-WITH_SHARES = ", ".join(types.names(lambda each: each.distributed and "workers" in each.optimizer_on))
-LOCAL_STEPS = next(each.local_steps for each in types.TABLE if each.local_steps)  # the defaults
-WITH_HOST_SUM = ", ".join(types.names(lambda each: each.sums_in_host))
+WITH_STALENESS = ", ".join(types.names(lambda kind: kind.takes_staleness))
+WITH_UPDATE_ON_KVSTORE = ", ".join(types.names(lambda kind: len(kind.optimizer_on) > 1))
+WITH_LOCAL_STEPS = ", ".join(types.names(lambda kind: kind.steps_alone))
+WITH_FACTORS = ", ".join(types.names(lambda kind: kind.takes_factors))
+WITH_SHARES = ", ".join(types.names(lambda kind: kind.distributed and "workers" in kind.optimizer_on))
+LOCAL_STEPS = next(kind.local_steps for kind in types.TABLE if kind.local_steps)  # the defaults
+WITH_HOST_SUM = ", ".join(types.names(lambda kind: kind.sums_in_host))
 FACTORS = ("off", "auto")
 SNAPSHOT_SECONDS = 10.0  # --server-snapshot
 

@@ -14,7 +14,7 @@ from dmltrain.options.values import integer, network_name, number, one_of, switc
 
 DEEP = [name for name, row in models.NETWORKS.items() if row.depths]  # networks with several depths
 OWN = "Options of some networks"
-DTYPES = tuple(dict.fromkeys(dtype for each in BACKENDS.values() for dtype in each.capabilities.dtypes))
+DTYPES = tuple(dict.fromkeys(dtype for backend in BACKENDS.values() for dtype in backend.capabilities.dtypes))
 
 
 def own(name: str, text: str, parse: Callable[[str], Any], **more: Any) -> Any:

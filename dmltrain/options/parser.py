@@ -31,15 +31,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(prog: str, description: str = "", defaults: Mapping[str, Any] | None = None) -> Parser:
-    made = Parser(prog=prog, description=description, formatter_class=_Help)
+    arguments = Parser(prog=prog, description=description, formatter_class=_Help)
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(Options):
         group = field.metadata["group"]
         if group not in groups:
-            groups[group] = made.add_argument_group(group)
+            groups[group] = arguments.add_argument_group(group)
         groups[group].add_argument(flag(field.name), default=field.default, **field.metadata["arguments"])
-    made.set_defaults(**(defaults or {}))
-    return made
+    arguments.set_defaults(**(defaults or {}))
+    return arguments
 
 
 def parse(
@@ -63,12 +63,12 @@ def parse(
 
 def _with_batch_size(words: list[str]) -> list[str]:
     """`--batch 64` means `--batch-size 64`, as it did when there was no --batch."""
-    found = []
+    replaced = []
     for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         is_size = name == "--batch" and (value if equals else after).isdecimal()
-        found.append(f"--batch-size{equals}{value}" if is_size else word)
-    return found
+        replaced.append(f"--batch-size{equals}{value}" if is_size else word)
+    return replaced
 
 
 def dashed(word: str) -> str:

@@ -10,7 +10,7 @@ from dmltrain.options.field import option
 from dmltrain.options.values import epoch_or_last, integer, number, one_of, path, several_of
 
 OWN, PARAMS = "own", "params"  # values of --save-format
-SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in BACKENDS.items())
+SUFFIXES = " or ".join(f"{backend.capabilities.suffix} with {name}" for name, backend in BACKENDS.items())
 
 
 @dataclass(frozen=True)

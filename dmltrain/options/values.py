@@ -68,12 +68,12 @@ class Power(tuple[int, ...]):
 
 def step_epochs(text: str) -> tuple[int, ...]:
     """'30,60' -> (30, 60); 'pow2', 'pow 2' and 'pow-2', as in MXNet's fit.py -> Power."""
-    found = re.fullmatch(r"pow[- ]*(.*)", text.strip())
-    if not found:
+    match = re.fullmatch(r"pow[- ]*(.*)", text.strip())
+    if not match:
         return integers(text)
-    made = Power()
-    made.power = number(0.0)(found[1])
-    return made
+    power = Power()
+    power.power = number(0.0)(match[1])
+    return power
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -95,8 +95,8 @@ def one_of(kind: str, names: Collection[str], remark: str = "") -> Callable[[str
 
 def several_of(kind: str, names: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     """'ce,nll_loss' -> ('ce', 'nll_loss'); '' -> ()."""
-    one = one_of(kind, names)
-    return lambda text: tuple(one(part.strip()) for part in text.split(",") if part.strip())
+    parse_one = one_of(kind, names)
+    return lambda text: tuple(parse_one(part.strip()) for part in text.split(",") if part.strip())
 
 
 def network_name(text: str) -> str:

@@ -1,10 +1,10 @@
 """--tensorboard: what a worker writes for TensorBoard besides its log.
 
     DIR/worker-0            over iterations: batch/..., train/..., validation/..., run/..., usage/..., communication/...
-    DIR/worker-0/epochs     the same of each epoch over epochs, which count from 1: epoch-train/..., epoch-run/...
+    DIR/worker-0/epochs     the values of whole epochs over epochs, which count from 1: epoch-train/..., epoch-run/...
 
-Each worker has a folder of its own, because speed, usage and waits differ, and without synchronous steps the metrics as
-well. A run that resumes continues the curves: TensorBoard forgets what was written after the checkpoint.
+Each worker has its own folder, because speed, usage and waits differ between workers, and without synchronous steps the
+metrics as well. A run that resumes continues the curves: TensorBoard drops the values after the checkpoint.
 """
 
 from __future__ import annotations

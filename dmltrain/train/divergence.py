@@ -1,9 +1,9 @@
 """Whether all workers of a synchronous job still have the same weights, at the end of each epoch.
 
-All workers make the same steps with the same sums, so their arrays are equal, bit for bit. They exchange a digest.
-Processors of different kinds may round the same step differently. So when a digest differs, all workers compare their
-arrays with worker 0's, which come through the servers one by one, and take worker 0's. The difference of an array is
-the largest difference of two elements, divided by the largest absolute value in worker 0's array.
+All workers make the same steps with the same sums, so their arrays are equal, bit for bit. They compare digests.
+Processors of different kinds may round the same step differently. So if the digests differ, worker 0 sends its arrays
+through the servers one by one, and all workers compare their own with these and then take these. The difference of an
+array is the largest difference of two elements, divided by the largest absolute value in worker 0's array.
 
 Roundings of n steps add up like a random walk: to about sqrt(n) times half a unit in the last place (2^-24 of a
 float32's value). 128 times that is the limit for rounding. A larger difference is a fault, of memory or of the program,
@@ -30,11 +30,12 @@ SMALLEST = 1e-30  # in place of a smaller largest value: some processors replace
 
 
 def check(run: Run, epoch: int) -> None:
-    """Every worker must call it when its weights include the last step. Raises Diverged, JobLost."""
+    """Compare the workers' arrays. Every worker must call this when its weights include the last step. Raises Diverged,
+    JobLost."""
     store = run.store
     if store.num_workers == 1 or not store.kvstore_type.synchronous:
         return
-    arrays = sorted(run.trainer.common_arrays(), key=lambda each: each.name)
+    arrays = sorted(run.trainer.common_arrays(), key=lambda array: array.name)
     digest = weights.digest_each((array.name, array.read()) for array in arrays)
     table = agreement.rows(store, "state", agreement.words(digest))
     if agreement.different(table):
@@ -57,18 +58,18 @@ def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
 
 def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray], digests: Array) -> None:
     """Compare all arrays with worker 0's, and replace them. Raises Diverged if they differ by more than rounding."""
-    found, later = [], []
-    for each in arrays:
-        expected = _worker_0s(run, each)
-        found.append(relative_difference(np.ascontiguousarray(each.read()), expected))
+    differences, later = [], []
+    for array in arrays:
+        expected = _worker_0s(run, array)
+        differences.append(relative_difference(np.ascontiguousarray(array.read()), expected))
         if run.store.elastic:  # the comparison may have to be repeated: see KVStore.repeat
-            later.append((each, expected))
+            later.append((array, expected))
         else:
-            each.write(expected)
-    largest = max(range(len(found)), key=found.__getitem__)
-    table = agreement.rows(run.store, "differences of the state", [found[largest], largest])
-    for each, expected in later:
-        each.write(expected)
+            array.write(expected)
+    largest = max(range(len(differences)), key=differences.__getitem__)
+    table = agreement.rows(run.store, "differences of the state", [differences[largest], largest])
+    for array, expected in later:
+        array.write(expected)
     limit = ROUNDING * math.sqrt(run.plan.steps)
     names = [array.name for array in arrays]
     workers = run.store.members(range(len(table)))

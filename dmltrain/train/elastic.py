@@ -37,32 +37,32 @@ BATCH = "--batch"  # not as its field is called: Job has another `batch`
 
 
 def train(run: Run, epochs: Callable[[Run], None]) -> None:
-    """Train the epochs, in an elastic job with the others from where they are. If that has to end with too few workers,
-    they save a checkpoint. Raises JobLost, UserError."""
+    """Train the epochs. A worker that joins an elastic job starts where the others are. If an elastic job must end
+    because it has too few workers, they save a checkpoint. Raises JobLost, UserError."""
     if not run.store.elastic:
         return epochs(run)
     try:
-        run = arm(run)
+        run = join_job(run)
         while True:
             try:
                 epochs(run)
                 break
             except MembershipEnded:
-                run = again(run)
+                run = wait_to_return(run)
     except MembershipEnded as end:
         run.log.info("This worker's part has ended: %s", end)
     except Stopped as end:
-        stop(run)
-        left(run)
+        save_at_stop(run)
+        leave_job(run)
         run.store.close()
         raise end
-    left(run)
+    leave_job(run)
 
 
-def arm(run: Run) -> Run:
-    """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until it
-    has joined; returns the run from where the others are. Raises UserError for a replay of another job, JobLost,
-    MembershipEnded."""
+def join_job(run: Run) -> Run:
+    """Become a member: from now on the job goes on without workers that are lost. Waits for all workers; a replacement
+    waits until it has joined. Returns the run, which starts where the others are. Raises UserError for a replay of
+    another job, JobLost, MembershipEnded."""
     store = run.store
     assert isinstance(store, ElasticKVStore)
     member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
@@ -76,16 +76,16 @@ def arm(run: Run) -> Run:
     return replace(run, start=Position(member.journal.epoch)) if member.journal.joins else run
 
 
-def again(run: Run) -> Run:
-    """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises JobLost, and
-    MembershipEnded if there is none."""
+def wait_to_return(run: Run) -> Run:
+    """After MembershipEnded in a replay: wait for the next view that has this worker again, and go on there. Raises
+    JobLost; MembershipEnded if there is no such view."""
     assert run.member
     run.member.wait_to_return()
     return replace(run, start=Position(run.member.journal.epoch))
 
 
-def stop(run: Run) -> None:
-    """The job ends between two rounds: all members save a checkpoint of where they are. Raises JobLost."""
+def save_at_stop(run: Run) -> None:
+    """The job ends between two rounds: save a checkpoint of this position, with all members. Raises JobLost."""
     assert run.member
     dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
     assert dealing is not None
@@ -105,20 +105,20 @@ def stop(run: Run) -> None:
 
 def _save(run: Run, position: Position) -> None:
     resume.save(run, position)
-    run.store.barrier()  # until it is there
+    run.store.barrier()  # all wait until the file is there
 
 
-def left(run: Run) -> None:
+def leave_job(run: Run) -> None:
     """The last thing before this worker leaves the job."""
     if run.member:
         run.member.close()
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """The options that a replacement must have in common with the others, so that it trains as they do."""
+    """The options that must be equal on all members, so that a replacement trains as the others do."""
     names = [field.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for field in fields(group)]
-    found = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
-    return {BATCH: found.pop("batch"), **found}
+    values = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
+    return {BATCH: values.pop("batch"), **values}
 
 
 def _state(run: Run, place: dict[str, Any]) -> bytes:
@@ -129,17 +129,19 @@ def _state(run: Run, place: dict[str, Any]) -> bytes:
 
 def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
     """The inverse of _state."""
-    found = run.backend.decode(content)
-    run.trainer.take_state(found.pop("trainer"), own_statistics)
-    return found
+    decoded = run.backend.decode(content)
+    run.trainer.take_state(decoded.pop("trainer"), own_statistics)
+    return decoded
 
 
 def _job(run: Run) -> Job:
     options, parts = run.options, _shared(run)
     batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
-    each = 0 if options.batch == CONSTANT else options.batch_size
+    batch_size = 0 if options.batch == CONSTANT else options.batch_size
     network, kvstore = run.network.name, run.store.kvstore_type.name
-    return Job(parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, each, kvstore)
+    return Job(
+        parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, batch_size, kvstore
+    )
 
 
 def _balancing(run: Run) -> Balancing:
@@ -164,7 +166,7 @@ def _shared(run: Run) -> Shared:
 
 
 def _read(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches. Data that cannot be read are a fault of this worker's host: the job goes on without it."""
+    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker."""
     try:
         yield from batches
     except UserError as error:
@@ -173,10 +175,10 @@ def _read(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
     """Make the rounds of this epoch, from step `first` of a plain job on. Returns the last learning rate."""
-    return Rounds(run, epoch, first, meter).train()
+    return EpochRounds(run, epoch, first, meter).train()
 
 
-class Rounds:
+class EpochRounds:
     """The rounds of one epoch on this worker."""
 
     def __init__(self, run: Run, epoch: int, first: int, meter: Meter) -> None:
@@ -192,7 +194,7 @@ class Rounds:
         return self._rate
 
     def _train_in(self, view: View) -> None:
-        """Until a round was completed in another view, or to the epoch's end. Batches are prepared ahead."""
+        """Train until a round is completed in another view, or to the epoch's end. Batches are prepared in advance."""
         run = self._run
         if view.number > 1:  # so that this worker's random numbers follow from the view
             run.trainer.seed(run.options.seed, self._number, self._member.store.member, view.number)
@@ -204,7 +206,7 @@ class Rounds:
                     return
 
     def _round(self, images: Array, labels: Array) -> bool:
-        """One round. When this returns it was completed, perhaps in a later view. The result is MemberRounds.end's."""
+        """Make one round. It may be completed in a later view. Returns the result of MemberRounds.end."""
         run, rounds = self._run, self._rounds
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))

@@ -1,20 +1,20 @@
-"""Emulated computing: a worker's steps take as long as on a slower device, or longer now and then (stragglers).
+"""Emulated computing: a worker's steps take as long as on a slower device, or some steps take longer (stragglers).
 
 The computing of a step is its forward and backward pass and the worker's own part of the optimizer: the time of the
 training thread without its waits for the kvstore. With emulation it takes
 
     max(own, --emulate-step + --emulate-sample x SAMPLES) x FACTOR
 
-seconds, where FACTOR is that of --stragglers if this step was drawn, times that of --slow-worker, and SAMPLES are the
-worker's own of the step. The worker sleeps between the forward pass, which has waited for the weights, and the backward
-pass, which sends the gradients. So the weights are as old, and the gradients as late, as on a device that needs this
-time. The own time of the backward pass is
-not known yet, so the shortest of the last few stands for it. A step is too long by what its backward pass takes more
-than that, the first step by a whole backward pass.
+seconds. FACTOR is that of --stragglers if this step was drawn, times that of --slow-worker. SAMPLES is the number of
+this worker's samples in the step. The worker sleeps between the forward pass, which has waited for the weights, and the
+backward pass, which sends the gradients. So the weights are as old, and the gradients as late, as on a device that
+needs this time. The time of the backward pass is not known yet; the shortest of the last few is used in its place. If
+the backward pass takes longer than that, the step is too long by the difference; the first step is too long by a whole
+backward pass.
 
-What differs from a slower device: gradients are sent during the real backward pass, so nothing that the network
-transfers hides behind the emulated part. And the processor is free while a worker sleeps. Reading and augmenting
-images, tests and snapshots take their real time.
+Differences to a slower device: gradients are sent during the real backward pass only, so the transfer does not overlap
+with the emulated part. The processor is free while a worker sleeps. Reading and augmenting images, tests and snapshots
+take their real time.
 
 The draws depend on (seed, rank, step) only. So they are the same in every run, with any number of workers, with every
 kvstore, and when a run resumes.
@@ -31,13 +31,13 @@ from dmltrain.base import random_bits
 from dmltrain.kvstore.base import KVStore
 from dmltrain.options import Options
 
-PASSES = 5  # backward passes whose shortest is expected next
+PASSES = 5  # the next backward pass is expected to take as long as the shortest of so many
 
 
 @dataclass(frozen=True)
 class Slowness:
-    """What the options ask of one worker: the least time of a step, `seconds` and `each` for each sample, and how often
-    it takes longer."""
+    """What the options ask of one worker: the least time of a step, `seconds` and `per_sample` for each sample, and how
+    often it takes longer."""
 
     seconds: float
     probability: float  # of a straggling step
@@ -45,7 +45,7 @@ class Slowness:
     always: float  # the factor of all steps of this worker
     seed: int
     rank: int
-    each: float = 0.0
+    per_sample: float = 0.0
 
     def straggles(self, iteration: int) -> bool:
         """Whether this worker's step of this number (counted over the whole run, from 0) was drawn."""
@@ -56,10 +56,10 @@ class Slowness:
 
     def least(self, samples: int) -> float:
         """The least time of a step with so many samples of this worker, s, without factors."""
-        return self.seconds + self.each * samples
+        return self.seconds + self.per_sample * samples
 
     def target(self, iteration: int, samples: int = 0) -> Callable[[float], float]:
-        """The own seconds of a step with so many samples -> the seconds that it has to take."""
+        """A function: the real seconds of a step with so many samples -> the seconds that it must take."""
         factor = self.always * (self.factor if self.straggles(iteration) else 1.0)
         return lambda own: max(own, self.least(samples)) * factor
 
@@ -111,8 +111,8 @@ class SlowPace:
         self._mark = 0.0
 
     def step(self, iteration: int, batches: int, samples: int = 0) -> None:
-        """The next batches are those of this step, with so many samples of this worker; each takes an equal share of
-        its time."""
+        """The next `batches` batches make this step, with `samples` samples of this worker. Each batch takes an equal
+        share of the step's time."""
         self._target, self._batches = self._slow.target(iteration, samples), batches
 
     def begin(self) -> None:

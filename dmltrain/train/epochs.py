@@ -1,14 +1,12 @@
-"""An epoch of a run: its steps, what happens between them and after the last, and the log lines.
+"""An epoch of a run: its steps, what happens between them and after the last, and the log lines of both.
 
-In the middle of an epoch a snapshot or a test makes all workers' weights and statistics the same, as the epoch's end
-does. After a snapshot the frameworks' random numbers start anew from its position. So a run that resumes from a
-snapshot makes the steps of the run that wrote it, bit for bit.
+A snapshot or a test in the middle of an epoch first makes weights and statistics the same on all workers, as the end of
+an epoch does. After a snapshot the frameworks' random numbers are seeded anew from its position. So a run that resumes
+from a snapshot makes the same steps as the run that wrote it, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -16,32 +14,21 @@ import numpy as np
 from dmltrain.data.batches import TrainBatches
 from dmltrain.logs import record
 from dmltrain.logs.metric import Sums
-from dmltrain.train import communication, divergence, elastic, evaluation, resume
+from dmltrain.train import divergence, elastic, epoch_cost, evaluation, resume
+from dmltrain.train.epoch_cost import Cost
 from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What an epoch of training cost."""
-
-    speed: float  # samples per second, of this worker
-    learning_rate: float  # of its last step
-    sent_before: int  # bytes, until the epoch's start
-    received_before: int
-    spent: Mapping[str, float]  # see communication.between; empty for stores without counters
-    used: Mapping[str, float]  # see record.usage
-
-
 def train(run: Run, epoch: int) -> Cost:
-    """Train on each sample of this worker's part once, or up to the run's last step. After it all workers have the same
-    weights and statistics."""
+    """Train on each sample of this worker's part once, or up to the run's last step. Afterwards all workers have the
+    same weights and statistics."""
     trainer, store = run.trainer, run.store
     first = run.start.step if epoch == run.start.epoch else 0
     sent, received = store.bytes_sent, store.bytes_received
     seed(run, Position(epoch, first))
-    start = communication.mark(store)
+    start = epoch_cost.mark(store)
     run.usage.begin()
     meter = Meter(run, epoch)
     rate = elastic.steps(run, epoch, first, meter) if store.elastic else steps(run, epoch, first, meter)
@@ -51,13 +38,13 @@ def train(run: Run, epoch: int) -> Cost:
     run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
     run.log_values(epoch, {"Time cost": seconds})
     settle(run)
-    used, end = run.usage.end(), communication.mark(store)
-    spent = communication.between(store, start, end) if start and end else {}
+    used, end = run.usage.end(), epoch_cost.mark(store)
+    spent = epoch_cost.spent_between(store, start, end) if start and end else {}
     return Cost(meter.whole.samples / seconds, rate, sent, received, spent, used)
 
 
 def seed(run: Run, position: Position) -> None:
-    """Seed the frameworks' random numbers, so that a run that resumes there draws what this one does."""
+    """Seed the framework's random numbers, so that a run that resumes at `position` draws the same ones."""
     run.trainer.seed(run.options.seed, position.epoch, run.store.member, *([position.step] if position.step else []))
 
 
@@ -65,7 +52,9 @@ def settle(run: Run) -> None:
     """Give all workers the same weights and statistics."""
     store, trainer = run.store, run.trainer
     trainer.synchronize()
-    store.repeat(store.barrier)  # asynchronous workers arrive one by one; the weights do not change after the last
+    # Asynchronous workers arrive one by one. After the barrier no worker pushes any more, so the second synchronize()
+    # gives the same weights to all.
+    store.repeat(store.barrier)
     trainer.synchronize()
     store.repeat(lambda: trainer.merge_statistics(store.all_reduce, store.num_workers))
 
@@ -91,16 +80,17 @@ def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
 
 
 def between_steps(run: Run, position: Position, meter: Meter) -> None:
-    """Do what the options ask for after this step. After the last step of an epoch, `save` and `validate` do."""
+    """Make the snapshot and the test that are due after this step. After the last step of an epoch `save` and
+    `validate` do it."""
     options, iteration = run.options, run.plan.iteration(position)
     if due(options.monitor, iteration):
         log_sizes(run, iteration)
     if position.step == run.plan.steps_of(position.epoch):
         return
-    noticed = run.notice.comes()
-    if noticed:
+    signalled = run.snapshot_signal.comes()
+    if signalled:
         run.log.info("A worker got SIGUSR1: all make a snapshot after iteration %d", iteration)
-    snapshot, test = noticed or due(options.snapshot, iteration), due(options.test_interval, iteration)
+    snapshot, test = signalled or due(options.snapshot, iteration), due(options.test_interval, iteration)
     if not (snapshot or test):
         return
     with meter.pause():
@@ -110,7 +100,7 @@ def between_steps(run: Run, position: Position, meter: Meter) -> None:
             resume.save(run, position)
             seed(run, position)
         if test:
-            log_validation(run, iteration, evaluated(run))
+            log_validation(run, iteration, evaluate(run))
 
 
 def log_sizes(run: Run, iteration: int) -> None:
@@ -142,14 +132,14 @@ def training_batches(run: Run, epoch: int, first: int) -> TrainBatches:
 
 
 def step_total(run: Run, step: int) -> int:
-    """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
+    """Number of samples in a step's mean gradient: all workers' if they step together, else this worker's."""
     if run.store.kvstore_type.steps_together:
         return sum(sum(run.parts.step_sizes(batch)) for batch in run.plan.batches_of(step))
     return max(1, own_samples(run, step))
 
 
 def own_samples(run: Run, step: int) -> int:
-    """This worker's, of a step."""
+    """Number of this worker's samples in a step."""
     return sum(run.parts.step_sizes(batch)[run.store.rank] for batch in run.plan.batches_of(step))
 
 
@@ -162,8 +152,8 @@ def save(run: Run, epoch: int) -> None:
 
 
 def write(run: Run, position: Position) -> None:
-    """Write a checkpoint. If worker 0 of an elastic job is lost before all know that it is there, the next one writes
-    it."""
+    """Write a checkpoint. If worker 0 of an elastic job is lost before all workers know that the file is there, the
+    worker that takes its place writes the file again."""
     resume.save(run, position)
     if run.store.elastic:
         run.store.barrier()
@@ -171,7 +161,7 @@ def write(run: Run, position: Position) -> None:
 
 def validate(run: Run, epoch: int) -> None:
     """Log the accuracy on the whole validation set after this epoch."""
-    sums = evaluated(run)
+    sums = evaluate(run)
     if not sums.samples:
         return
     run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
@@ -180,11 +170,11 @@ def validate(run: Run, epoch: int) -> None:
         log_validation(run, iteration, sums)
 
 
-def evaluated(run: Run) -> Sums:
+def evaluate(run: Run) -> Sums:
     """The sums over the whole validation set."""
     options = run.options
     return run.store.repeat(
-        lambda: evaluation.evaluated(
+        lambda: evaluation.evaluate(
             run.trainer,
             run.dataset.validation,
             run.store,
@@ -203,28 +193,3 @@ def log_validation(run: Run, iteration: int, sums: Sums) -> None:
     for name, value in values.items():
         run.log.info(record.step_value(iteration, name, value))
     run.board.test(iteration, values)
-
-
-def report(run: Run, epoch: int, cost: Cost) -> None:
-    """Log what the epoch cost. Bytes include those of validation."""
-    from dmltrain.train import hardware
-
-    store, memory = run.store, run.trainer.device_memory()
-    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet does not count it
-    run.log_values(
-        epoch,
-        {
-            "Speed": cost.speed,
-            "Memory": hardware.peak_memory(),
-            **({} if memory is None else {"Device-Memory": memory}),
-            "Sent": store.bytes_sent - cost.sent_before,
-            "Received": store.bytes_received - cost.received_before,
-            "Learning-rate": cost.learning_rate,
-            **({} if staleness is None else {"Staleness": staleness}),
-        },
-    )
-    if cost.spent:
-        run.log.info(record.communication(epoch, cost.spent))
-        run.board.spent(epoch, "communication", communication.shares(cost.spent))
-    run.log.info(record.usage(epoch, cost.used))
-    run.board.spent(epoch, "usage", cost.used)

@@ -12,7 +12,7 @@ from dmltrain.kvstore.base import KVStore
 from dmltrain.logs.metric import Sums
 
 
-def evaluated(
+def evaluate(
     trainer: Trainer,
     samples: Samples,
     store: KVStore,
@@ -21,8 +21,8 @@ def evaluated(
     prefetch_bytes: int = PREFETCH_BYTES,
     own: bool = False,
 ) -> Sums:
-    """The sums over all samples: each worker evaluates its part, all workers get the total. own: each worker has
-    samples of its own; else all have the same."""
+    """The sums over all samples: each worker evaluates its part, and all get the total. own: each worker has its own
+    samples; else all have the same samples, and divide them."""
     rank, workers = (0, 1) if own else (store.rank, store.num_workers)
     shard = partition.validation_shard(len(samples), rank, workers)
     for batch in EvalBatches(samples, shard, batch_size, threads=threads, prefetch_bytes=prefetch_bytes):

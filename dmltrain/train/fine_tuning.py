@@ -51,9 +51,9 @@ def build(options: Options, network: Network, num_classes: int) -> FineTuned:
             *branch, end = _layers_of(layer.branch)
             classifiers.append(_classifier(end, num_classes, factor, layer.label, layers))
             layers[place] = replace(layer, branch=chain(*branch, classifiers[-1]))
-    made = replace(network, root=chain(*layers, last), num_classes=num_classes)
+    tuned = replace(network, root=chain(*layers, last), num_classes=num_classes)
     new = {f"{classifier.name}_{kind}" for classifier in classifiers for kind in ("weight", "bias")}
-    return FineTuned(made, frozenset(parameter.name for parameter in made.parameters() if parameter.name in new))
+    return FineTuned(tuned, frozenset(parameter.name for parameter in tuned.parameters() if parameter.name in new))
 
 
 def _layers_of(layer: Layer) -> list[Layer]:
@@ -68,7 +68,7 @@ def _classifier(last: Layer, num_classes: int, factor: float, where: str = "", o
             f"{where} ends with {last.label}, not with a fully connected layer: name the layer before the new one with "
             f"--layer-before-fullc, one of {_names(others)}"
         )
-    rules = [_faster(each, factor) for each in (last.weight_rule, last.bias_rule)]
+    rules = [_faster(rule, factor) for rule in (last.weight_rule, last.bias_rule)]
     return replace(last, features=num_classes, weight_rule=rules[0], bias_rule=rules[1])
 
 
@@ -91,36 +91,39 @@ def _names(layers: Sequence[Layer]) -> str:
 
 
 def weights(options: Options, tuned: FineTuned, store: KVStore, log: Logger) -> Trained:
-    """The first weights and statistics: the checkpoint's, but for those of the new layer. Raises UserError if the
+    """The first weights and statistics: those of the checkpoint, except for the new layers. Raises UserError if the
     checkpoint lacks some."""
     prefix, _, epoch = (options.pretrained_model or "").rpartition(",")
     if not prefix or not epoch.isdecimal():
         prefix, epoch = options.pretrained_model or "", ""
     names = graph_file.names_in_files(options.network, tuned.network)
-    found = pretrained_weights.shared(prefix, int(epoch) if epoch else None, store, log, names)
+    pretrained = pretrained_weights.shared(prefix, int(epoch) if epoch else None, store, log, names)
     network = tuned.network
     first = initial.first_values(network, options.seed)
     wanted = {
-        each.name: each.shape for each in (*network.parameters(), *network.auxiliary()) if each.name not in tuned.new
+        parameter.name: parameter.shape
+        for parameter in (*network.parameters(), *network.auxiliary())
+        if parameter.name not in tuned.new
     }
-    _check(found.source.name, wanted, found.weights, network.name)
+    _check(pretrained.source.name, wanted, pretrained.weights, network.name)
     log.info(
         "Starting from %d arrays of %s; the new last layer has %s and %g times the learning rate",
         len(wanted),
-        found.source,
+        pretrained.source,
         " and ".join(sorted(tuned.new)),
         options.last_lr_mult,
     )
     return replace(
-        found, weights={name: found.weights[name] if name in wanted else array for name, array in first.items()}
+        pretrained,
+        weights={name: pretrained.weights[name] if name in wanted else array for name, array in first.items()},
     )
 
 
-def _check(source: str, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Array], network: str) -> None:
+def _check(source: str, wanted: Mapping[str, tuple[int, ...]], saved: Mapping[str, Array], network: str) -> None:
     wrong = [
-        f"{name} (expected {shape}, found {found[name].shape if name in found else 'nothing'})"
+        f"{name} (expected {shape}, found {saved[name].shape if name in saved else 'nothing'})"
         for name, shape in wanted.items()
-        if name not in found or found[name].shape != shape
+        if name not in saved or saved[name].shape != shape
     ]
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

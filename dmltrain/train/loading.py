@@ -53,18 +53,18 @@ def load_dataset(options: Options, store: KVStore, warn: Callable[[str], None]) 
 
 
 def shape_and_classes(options: Options) -> tuple[tuple[int, int, int], int]:
-    """Of the network's input, before the data set is loaded."""
+    """The shape of the network's input (C, H, W) and the number of classes, as known before the data set is loaded."""
     known = data.DATASETS[options.dataset]
     return options.image_shape or known.image_shape, options.num_classes or known.num_classes
 
 
 def threads(options: Options, dataset: Dataset) -> int:
-    """That prepare batches: images in memory need one, decoding takes all cores of this worker."""
+    """Number of threads that prepare batches: images in memory need one, decoding takes all cores of this worker."""
     return options.data_nthreads or (env.cores() if isinstance(dataset.train, Decoded) else 1)
 
 
 def of_rank(options: Options, rank: int) -> Options:
-    """With the number of the worker in the paths of its files of images."""
+    """The options with `{rank}` in the paths of image files replaced by the worker's rank."""
 
     def own(path: str | None) -> str | None:
         return None if path is None else path.replace(RANK, str(rank))
@@ -138,7 +138,7 @@ def image_files(options: Options, augmentation: ImageAugmentation, warn: Callabl
 
 
 def _usual_classes(options: Options) -> int | None:
-    """Of a data set that is known by name, whatever its files tell."""
+    """The number of classes of a data set that is known by name; None if its files tell it."""
     known = data.DATASETS[options.dataset]
     return None if known.reads_files else known.num_classes
 
@@ -158,10 +158,10 @@ def _check_in_memory(options: Options) -> None:
 
 
 def _normalisation(options: Options, dataset: Dataset, store: KVStore) -> Normalisation:
-    """The data set's, where the options do not say otherwise. As in MXNet, grey images take the first numbers."""
-    found, channels = dataset.normalisation, dataset.image_shape[0]
-    mean = found.mean if options.rgb_mean is None else options.rgb_mean
-    std = found.std if options.rgb_std is None else options.rgb_std
+    """What the options say, else the data set's. As in MXNet, grey images use the first number of each triple."""
+    usual, channels = dataset.normalisation, dataset.image_shape[0]
+    mean = usual.mean if options.rgb_mean is None else options.rgb_mean
+    std = usual.std if options.rgb_std is None else options.rgb_std
     if options.use_imagenet_data_augmentation and options.rgb_std is None:
         std = IMAGENET_STD
     if options.mean_img is not None:
@@ -172,7 +172,7 @@ def _normalisation(options: Options, dataset: Dataset, store: KVStore) -> Normal
 
 
 def note_input(source: Path, options: Options, dataset: Dataset, log: Logger) -> None:
-    """Log it if weights in MXNet's format may have been trained on inputs of another mean and std than this run's.
+    """Warn if weights in MXNet's format may have been trained on inputs of another mean and std than this run's.
 
     The files do not tell. MXNet's train_cifar10.py and train_imagenet.py have the defaults of `imagenet`.
     """
@@ -194,7 +194,7 @@ def note_input(source: Path, options: Options, dataset: Dataset, log: Logger) ->
 
 
 def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
-    """Who trains on what. UserError: a worker's part is smaller than its batch."""
+    """Which worker trains on which samples. Raises UserError if a worker's part is smaller than its batch."""
     batch, count = options.batch_size, len(dataset.train)
     if not count:
         raise UserError("there are no training data: give --data-train, for example --data-train train.rec")
@@ -214,11 +214,11 @@ def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
 
 
 def _check_same(dataset: Dataset, store: KVStore, local: bool) -> None:
-    """UserError: workers read different data, or with local parts the same."""
-    for what, digest in dataset.digests.items():
-        table = agreement.rows(store, what, agreement.words(digest))
+    """Raise UserError if workers read different data, or with local parts (`local`) the same data."""
+    for part, digest in dataset.digests.items():
+        table = agreement.rows(store, part, agreement.words(digest))
         others = agreement.different(table)
-        if others and (what == "classes" or not local):
+        if others and (part == "classes" or not local):
             fix = (
                 "With --data-parts local, too, the same label must mean the same class: give every worker a folder for "
                 "each class, or parts that dmltrain-data partition made"
@@ -226,15 +226,15 @@ def _check_same(dataset: Dataset, store: KVStore, local: bool) -> None:
                 else "Copy the same files to all hosts, or use --data-parts local if each worker has its own"
             )
             raise UserError(
-                f"workers have different {what}; look at {agreement.suspects(table, others)}: the digests of the "
+                f"workers have different {part}; look at {agreement.suspects(table, others)}: the digests of the "
                 f"indexes differ. {fix}"
             )
-        if local and what == "training data":
+        if local and part == "training data":
             _check_own(table)
 
 
 def _check_own(table: Array) -> None:
-    """UserError: two workers with local parts have the same training data."""
+    """Raise UserError if two workers with local parts have the same training data."""
     for rank, row in enumerate(table):
         same = [int(other) for other in np.flatnonzero((table == row).all(axis=1)) if other != rank]
         if same:
@@ -246,17 +246,17 @@ def _check_own(table: Array) -> None:
 
 
 def has_own_validation(options: Options, dataset: Dataset, store: KVStore) -> bool:
-    """Whether the workers' validation data are parts, too; else all have the same, and share it."""
+    """Whether each worker has its own part of the validation data. Otherwise all have the same data, and divide it."""
     if options.data_parts != OWN_FILES:
         return False
     digest = dataset.digests.get("validation data")
     if digest is None:
-        return False  # it is made, the same for all
+        return False  # generated data, the same on all workers
     return bool(agreement.different(agreement.rows(store, "validation data", agreement.words(digest))))
 
 
 def check_broken(dataset: Dataset, store: KVStore, log: Logger) -> None:
-    """Log how many records all workers skipped since the last call. UserError: too many."""
+    """Log how many records all workers skipped since the last call. Raises UserError if there are too many."""
     broken = dataset.broken
     if broken is None or not broken.allowed:
         return  # none was skipped

@@ -21,8 +21,8 @@ BATCH = 64  # images that are read at once
 
 
 def load(name: str, dataset: Dataset, store: KVStore, local: bool, threads: int) -> Array:
-    """The mean image, float32 (C, H, W), from a .npy file or MXNet's (mean.bin). local: each worker has training images
-    of its own. UserError: it does not fit."""
+    """The mean image, float32 (C, H, W), from a .npy file or MXNet's (mean.bin). local: each worker has its own
+    training images. Raises UserError if the mean image does not fit the network's images."""
     path = Path(name)
     missing = int(store.all_reduce("mean image", np.array([float(not path.exists())]))[0])
     if missing and path.suffix != ".npy":
@@ -60,7 +60,7 @@ def _made(path: Path, dataset: Dataset, store: KVStore, local: bool, threads: in
         total += batch.images.sum(axis=0, dtype=np.float64)
         count += len(batch.labels)
     if dataset.broken is not None:
-        dataset.broken.take()  # those of the epochs count from 0
+        dataset.broken.take()  # reset the counter: broken records of the first epoch count from 0
     sums = store.all_reduce("sum of images", np.append(total, count))
     mean: Array = (sums[:-1] / max(1.0, sums[-1])).reshape(total.shape).astype(np.float32)
     if store.rank == 0:

@@ -123,7 +123,7 @@ class Declared(LocalKVStore):
     type = "dist_sync"
 
     def init(self, key: Any, value: Any, whole: bool = False, mean: bool = False) -> None:
-        self.sizes, self.whole = [int(np.prod(each.shape)) for each in value], whole
+        self.sizes, self.whole = [int(np.prod(array.shape)) for array in value], whole
         raise Declared.Done
 
 
@@ -147,7 +147,7 @@ def slice_bytes(network: Network, options: Options) -> list[int]:
         if store.whole:
             return [size * GRADIENT_BYTES for size in store.sizes]
         plan = sharding.cut(store.sizes, [GRADIENT_BYTES] * len(store.sizes), [0, 0])
-        return [each.length * GRADIENT_BYTES for key in plan for each in key]
+        return [part.length * GRADIENT_BYTES for key in plan for part in key]
     return []
 
 

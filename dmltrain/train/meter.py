@@ -17,12 +17,12 @@ class Meter:
 
     def __init__(self, run: Run, epoch: int) -> None:
         self._run, self._epoch = run, epoch
-        self.whole = Sums()  # of the epoch, until the last line
-        self._recent = Sums()  # since the last line, until the last pause
+        self.whole = Sums()  # from the epoch's start to the last line
+        self._recent = Sums()  # from the last line to the last pause
         self._started = self._line = time.perf_counter()
 
     def show(self, batch: int) -> None:
-        """Log the line of a batch: what was trained since the last one."""
+        """Log the line of a batch: speed and metrics since the last line."""
         recent, now = self._recent + self._run.trainer.take_sums(), time.perf_counter()
         speed, metrics = recent.samples / (now - self._line), self._run.metrics(recent)
         self._run.log.info(record.batch(self._epoch, batch, speed, metrics))
@@ -32,7 +32,7 @@ class Meter:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Inside, the trainer's sums and the time are not the training's."""
+        """A context whose time, and what the trainer sums up in it, does not count as training."""
         self._recent += self._run.trainer.take_sums()
         began = time.perf_counter()
         yield

@@ -34,12 +34,12 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """In an epoch; the last one may have fewer batches than others."""
+        """Number of steps in an epoch. The last step may have fewer batches than others."""
         return -(-self.batches // self.group)
 
     @property
     def epochs(self) -> int:
-        """Of the whole run; the last one may end early."""
+        """Number of epochs of the whole run. The last epoch may end early."""
         return -(-self.iterations // self.steps)
 
     def steps_of(self, epoch: int) -> int:
@@ -55,14 +55,14 @@ class Plan:
         return Position(epoch + 1) if steps == self.steps else Position(epoch, steps)
 
     def iteration(self, position: Position) -> int:
-        """The steps of the run until there."""
+        """How many steps the run makes until `position`."""
         return position.epoch * self.steps + position.step
 
     def position(self, iteration: int) -> Position:
         return Position(*divmod(iteration, self.steps))
 
     def saved(self, position: Position) -> Saved:
-        """What the name of the checkpoint there says."""
+        """What the name of a checkpoint at this position says."""
         return Saved(position.epoch, self.iteration(position) if position.step else 0)
 
 

@@ -34,8 +34,9 @@ from dmltrain.version import __version__
 
 
 def save(run: Run, position: Position) -> None:
-    """Write the state after the run's steps until `position`. Every worker must call this, for its residuals and its
-    own state; worker 0 writes. The others wait for it in the next exchange, so the weights do not change."""
+    """Write the state at `position`. Worker 0 writes the file, but every worker must call this, because the file also
+    holds their residuals and own states. The others wait for worker 0 in their next exchange, so the weights do not
+    change meanwhile."""
     if not run.options.model_prefix:
         return
     residuals, others = run.store.residuals(), _others(run)
@@ -60,18 +61,18 @@ def save(run: Run, position: Position) -> None:
 
 
 def _others(run: Run) -> list[dict[str, Any]]:
-    """What workers 1, 2, ... have of their own, on worker 0. Every worker must call this."""
+    """The own states of workers 1, 2, ... on worker 0. Every worker must call this."""
     if not run.store.kvstore_type.steps_alone:
         return []
     own = run.backend.encode(run.trainer.own_state())
-    return [run.backend.decode(each) for each in agreement.gathered(run.store, own)[1:]]
+    return [run.backend.decode(content) for content in agreement.gathered(run.store, own)[1:]]
 
 
 def _other_files(run: Run, epoch: int, arrays: Mapping[str, Any]) -> dict[Path, bytes]:
     """Files for other programs: path -> content."""
     prefix = run.options.model_prefix or ""
-    found = run.trainer.other_files(prefix, epoch)
-    return found | write.files(prefix, epoch, run.network, arrays) if run.options.save_format == PARAMS else found
+    files = run.trainer.other_files(prefix, epoch)
+    return files | write.files(prefix, epoch, run.network, arrays) if run.options.save_format == PARAMS else files
 
 
 def identity(options: Options, network: Network) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def identity(options: Options, network: Network) -> dict[str, Any]:
 
 
 def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[str, Any]:
-    """What may differ, but then the resumed run is not bit-identical to the uninterrupted one."""
+    """What may differ in a run that resumes; it is then not bit-identical to the uninterrupted run."""
     return {
         "dataset": options.dataset,
         "num_examples": num_examples,
@@ -103,10 +104,10 @@ def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[s
 
 def _averaging(options: Options, store: KVStore) -> dict[str, float]:
     """When and how the workers' weights are averaged; empty where they step together."""
-    found = store.kvstore_type.averaging(options.local_steps, options.outer_lr, options.outer_momentum)
-    if found is None:
+    averaging = store.kvstore_type.averaging(options.local_steps, options.outer_lr, options.outer_momentum)
+    if averaging is None:
         return {}
-    return {"local_steps": found.steps, "outer_lr": found.outer_lr, "outer_momentum": found.outer_momentum}
+    return {"local_steps": averaging.steps, "outer_lr": averaging.outer_lr, "outer_momentum": averaging.outer_momentum}
 
 
 def path(options: Options, saved: Saved) -> Path:
@@ -118,8 +119,8 @@ def _file(options: Options, saved: Saved, suffix: str) -> Path:
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
-    """Raise UserError if only some workers save checkpoints although these need residuals or states of all workers. A
-    worker that joins a job later cannot ask the others."""
+    """Raise UserError if only some workers save checkpoints, and these need residuals or states of all workers. A
+    worker that joins a running job skips this check, because it cannot ask the others."""
     compressed = options.gc_type != "none" and _capabilities(options).residuals
     if store.is_alone or (not compressed and not store.kvstore_type.steps_alone):
         return
@@ -138,24 +139,24 @@ def check_all_save(options: Options, store: KVStore) -> None:
 NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
 
 
-def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
-    """The options with worker 0's choice of a checkpoint, and the file to read; None to start anew. For --load-epoch
-    last this is the newest of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged.
-    A worker that is alone reads none: it gets the state of training when it joins.
+def choose_checkpoint(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
+    """The options with worker 0's choice of a checkpoint, and the file to read; None: start anew. --load-epoch last
+    means the newest checkpoint of which worker 0, which writes checkpoints, has an undamaged file; damaged ones are
+    logged. A worker that prepares to join a running job reads none: it gets the state of training when it joins.
     """
     if store.is_alone:
         return replace(options, load_epoch=None), None
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
-    saved = _saved(options, plan, log) if store.rank == 0 else None
+    saved = _asked_for(options, plan, log) if store.rank == 0 else None
     kinds = [kind for kind, suffix in enumerate(suffixes) if saved and _file(options, saved, suffix).exists()]
-    asked = [NOT_ASKED if each is None else each for each in (options.load_epoch, options.load_iteration)]
+    asked = [NOT_ASKED if number is None else number for number in (options.load_epoch, options.load_iteration)]
     epoch, iteration, kind = common_checkpoint.agree(store, asked, (*(saved or (NOT_ASKED, 0)), min(kinds, default=0)))
     if epoch == NOT_ASKED:
         return replace(options, load_epoch=None), None
     return replace(options, load_epoch=epoch), _file(options, Saved(epoch, iteration), suffixes[kind])
 
 
-def _saved(options: Options, plan: Plan, log: Logger) -> Saved | None:
+def _asked_for(options: Options, plan: Plan, log: Logger) -> Saved | None:
     """Worker 0's choice; None to start anew."""
     if options.load_iteration is not None:
         return plan.saved(plan.position(options.load_iteration))
@@ -163,8 +164,8 @@ def _saved(options: Options, plan: Plan, log: Logger) -> Saved | None:
         return None if options.load_epoch is None else Saved(options.load_epoch)
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
     newest, damaged = checkpoint.last(options.model_prefix or "", suffixes, weights.read)
-    for each in damaged:
-        log.warning("Skipped a damaged checkpoint: %s", each)
+    for problem in damaged:
+        log.warning("Skipped a damaged checkpoint: %s", problem)
     if damaged and newest == Saved(0):
         log.warning("No checkpoint of %s is whole: training starts from the beginning", options.model_prefix)
     return None if newest == Saved(0) else newest
@@ -178,9 +179,9 @@ def load(source: Path, options: Options, network: Network, store: KVStore, log: 
         names = graph_file.names_in_files(options.network, network)
         model = weights.fitting(source, weights.read(source, content), network, names)
         return {"epoch": options.load_epoch, "state": {"model": model}, "unread": _unread(source)}
-    found = backend.decode(common_checkpoint.read(source, store, log))
-    checkpoint.check(source, found, identity(options, network))
-    return found
+    saved = backend.decode(common_checkpoint.read(source, store, log))
+    checkpoint.check(source, saved, identity(options, network))
+    return saved
 
 
 def _unread(source: Path) -> str:
@@ -189,27 +190,28 @@ def _unread(source: Path) -> str:
     return f" ({states.name} is a pickle, which is not read)" if states.exists() else ""
 
 
-def position(source: Path, found: Mapping[str, Any], plan: Plan) -> Position:
-    """Where the run continues. Raises UserError if its epochs have other steps than those of a snapshot in one."""
-    step = found.get("step", 0)
-    if step and found["steps"] != plan.steps:
+def position(source: Path, saved: Mapping[str, Any], plan: Plan) -> Position:
+    """Where the run continues. Raises UserError if the checkpoint is in the middle of an epoch, and the epochs of this
+    run have another number of steps."""
+    step = saved.get("step", 0)
+    if step and saved["steps"] != plan.steps:
         raise UserError(
-            f"the checkpoint {source} is in the middle of an epoch of {found['steps']} steps, but this run's have "
+            f"the checkpoint {source} is in the middle of an epoch of {saved['steps']} steps, but this run's have "
             f"{plan.steps}: resume with the same --batch-size, --macrobatch-size, data and number of workers, or from "
             "the end of an epoch with --load-epoch"
         )
-    return Position(found["epoch"], step)
+    return Position(saved["epoch"], step)
 
 
-def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def report(log: Logger, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Log what was loaded, and which circumstances differ from this run's (`now`)."""
-    if "circumstances" not in found:  # MXNet's file
-        log.info("Loaded weights of epoch %d; the optimizer starts afresh%s", found["epoch"], found["unread"])
+    if "circumstances" not in saved:  # MXNet's file
+        log.info("Loaded weights of epoch %d; the optimizer starts afresh%s", saved["epoch"], saved["unread"])
         return
-    before = found["circumstances"]
+    before = saved["circumstances"]
     before = {"macrobatch_size": 0, **before}  # 0.4 has none
     changed = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
-    where = f"epoch {found['epoch']}" + (f" and {found['step']} steps of the next" if found.get("step") else "")
+    where = f"epoch {saved['epoch']}" + (f" and {saved['step']} steps of the next" if saved.get("step") else "")
     log.info("Loaded checkpoint of %s%s", where, f"; changed since: {', '.join(changed)}" if changed else "")
 
 

@@ -20,8 +20,8 @@ from dmltrain.options import Options
 from dmltrain.train import loading
 from dmltrain.train.board import Board
 from dmltrain.train.emulation import SlowPace
-from dmltrain.train.notice import Notice
 from dmltrain.train.plan import Plan, Position
+from dmltrain.train.snapshot_signal import SnapshotSignal
 from dmltrain.usage import Usage
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Run:
     pace: SlowPace | None = None  # with emulated computing
     usage: Usage = field(default_factory=Usage)
     board: Board = Board()
-    notice: Notice = Notice()
-    member: Member | None = None  # in an elastic job, once the job can go on without it
+    snapshot_signal: SnapshotSignal = SnapshotSignal()
+    member: Member | None = None  # in an elastic job, from the moment at which the job can go on without this worker
 
     @property
     def batches(self) -> int:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def threads(self) -> int:
-        """That prepare batches."""
+        """Number of threads that prepare batches."""
         return loading.threads(self.options, self.dataset)
 
     @property

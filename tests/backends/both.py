@@ -89,7 +89,7 @@ def in_mxnet(network, arrays, images, weights):
 def mxnets_statistics(network, before, after, count):
     """What MXNet keeps where torch kept `after`: moving_var of the biased variance (dmltrain/layers)."""
     found = dict(after)
-    for step in network.steps:
+    for step in network.layer_calls:
         if isinstance(step.layer, layers.BatchNorm):
             name = f"{step.layer.name}_moving_var"
             samples = count * np.prod(step.input_shape[1:])  # images x height x width

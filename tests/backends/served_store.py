@@ -3,7 +3,7 @@ pushes twice what the first does."""
 
 import numpy as np
 
-from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import Handle
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
@@ -21,7 +21,7 @@ class ServedStore(Agreeing):
     num_servers = 1
 
     def __init__(self, kind="dist_sync"):
-        self.type, self.core = kind, ServerCore(2, make_step=Step)
+        self.type, self.core = kind, ServerCore(2, make_step=SliceOptimizer)
         self.rates, self._numbers, self._sizes, self._clocks = [], {}, {}, {}
 
     def init(self, key, value, whole=False, mean=False):

@@ -11,6 +11,7 @@ import pytest
 from dmltrain import kvstore
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
+from dmltrain.backends.mxnet import replica
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet import trainer as backend
 from dmltrain.backends.mxnet.optimizer import Updater, spec_of
@@ -100,9 +101,9 @@ def test_gluon_reads_our_weights(trained, tmp_path):
 
 
 def test_devices_by_name_and_who_computes():
-    assert backend.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
+    assert replica.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
     with pytest.raises(UserError, match="GPU 99 .*--gpus"):
-        backend.find_contexts(("gpu:99",))
+        replica.find_contexts(("gpu:99",))
     assert make().describe().startswith("mxnet 1.9.1, ") and make().describe().endswith(" threads")
     assert make().device_memory() is None
 

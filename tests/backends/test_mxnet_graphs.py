@@ -21,7 +21,7 @@ from tests.models.mxnet_graphs import GRAPHS, names_of_a_new_process, table
 
 def undone_biases(network):
     """Name of a bias that the batch norm behind it undoes, so that its gradient is noise around 0 -> of its weight."""
-    pairs = zip(network.steps, network.steps[1:], strict=False)
+    pairs = zip(network.layer_calls, network.layer_calls[1:], strict=False)
     convs = [
         here.layer
         for here, behind in pairs

@@ -11,7 +11,7 @@ from dmltrain import optimizers
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import make_optimizer, set_rate
-from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.layers import Dense, Flatten, Network, Rule, chain
 from dmltrain.options import parse
 from tests.kvstore.whole_job import WholeJob
@@ -29,7 +29,7 @@ NAMES = [name for name in optimizers.NAMES if name != "dcasgd"]  # see below
 
 @pytest.fixture(scope="module", params=[1, 3], ids="{} servers".format)
 def job(request) -> Iterator[WholeJob]:
-    made = WholeJob(workers=2, servers=request.param, make_step=Step)
+    made = WholeJob(workers=2, servers=request.param, make_step=SliceOptimizer)
     made.all(lambda store: store.init("first", np.zeros(1, np.float32)))
     yield made
     made.all(lambda store: store.close())
@@ -100,7 +100,7 @@ SPEC = {"name": "dcasgd", "lr": RATE, "lamda": LAMDA, "momentum": MOMENTUM}
 
 @pytest.fixture
 def asynchronous_job():
-    made = WholeJob("dist_async", workers=2, servers=2, staleness=float("inf"), make_step=Step)
+    made = WholeJob("dist_async", workers=2, servers=2, staleness=float("inf"), make_step=SliceOptimizer)
     yield made
     made.close()
 
@@ -132,8 +132,8 @@ def test_a_push_is_compensated_for_the_steps_since_its_workers_pull(asynchronous
 
 def test_without_delay_it_is_sgd():
     values = [np.ones(3, np.float32) for _ in range(3)]
-    steps = [Step(SPEC, 0, values[0]), Step(SPEC, 0, values[1])]
-    steps.append(Step({"name": "sgd", "lr": RATE, "momentum": MOMENTUM}, 0, values[2]))
+    steps = [SliceOptimizer(SPEC, 0, values[0]), SliceOptimizer(SPEC, 0, values[1])]
+    steps.append(SliceOptimizer({"name": "sgd", "lr": RATE, "momentum": MOMENTUM}, 0, values[2]))
     for gradient in (1.0, -2.0, 3.0):
         gradients = np.full(3, gradient, np.float32)
         steps[0](values[0], gradients.copy(), -1.0)

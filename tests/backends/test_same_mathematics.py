@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("freed")
 @pytest.mark.parametrize("name", CASES)
 def test_same_weights_give_the_same_logits_gradients_and_statistics(name):
     network = NETWORKS[name] if name == "response-norm" else without_response_norm(NETWORKS[name])
-    normalises = any(isinstance(step.layer, layers.LocalResponseNorm) for step in network.steps)
+    normalises = any(isinstance(step.layer, layers.LocalResponseNorm) for step in network.layer_calls)
     dtype, tolerance = ("float32", 1e-5) if normalises else ("float64", 1e-9)
     images = random(4, *network.input_shape, seed=3, dtype=dtype)
     arrays, weights = wild_arrays(network, dtype), random(4, logits_of(network), seed=4, dtype=dtype)
@@ -101,7 +101,7 @@ def decisive_arrays(network):
     """First weights, but batch norms move each channel 8 standard deviations to one side: half of the ReLUs pass
     everything, half nothing."""
     arrays, draw = initial.first_values(network, 1), np.random.RandomState(5)
-    for step in network.steps:
+    for step in network.layer_calls:
         if isinstance(step.layer, layers.BatchNorm):
             name, channels = step.layer.name, step.input_shape[0]
             scale = np.ones(channels) if step.layer.fixed_scale else draw.rand(channels) + 0.5

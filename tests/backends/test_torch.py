@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.torch import exchange
+from dmltrain.backends.torch import exchange, replica
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
-from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.base.env import TRANSPORTS
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec, types
@@ -60,8 +60,8 @@ def test_steps_are_those_of_a_plain_loop():
 
 def test_counting():
     logits, labels = torch.tensor([[0.0, 1, 2], [2, 1, 0], [1, 2, 0]]), torch.tensor([2, 1, 2])
-    assert backend.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
-    assert backend.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
+    assert replica.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
+    assert replica.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
 
 
 def test_the_seed_of_a_step_is_the_same_in_every_version():
@@ -74,7 +74,7 @@ def test_who_computes_is_described():
     assert made.describe() == f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     assert made.device_memory() is None
     assert made.other_files("m", 1) == {}
-    assert backend.find_device("cpu") == torch.device("cpu")
+    assert replica.find_device("cpu") == torch.device("cpu")
 
 
 def test_metrics_are_summed_in_double_precision():
@@ -307,7 +307,7 @@ def test_it_has_every_kvstore_codec_optimizer_and_transport():
     assert can.dtypes == ("float32", "bfloat16", "float16") and can.suffix == ".pt"
     assert can.compile and can.host_sum and can.residuals
     assert BACKEND.local_store("device").type == "device"
-    assert type(make_step({"name": "sgd", "lr": 0.1}, 7, np.ones(1, np.float32))) is Step
+    assert type(make_step({"name": "sgd", "lr": 0.1}, 7, np.ones(1, np.float32))) is SliceOptimizer
 
 
 def test_the_local_store_steps_with_torchs_optimizers():

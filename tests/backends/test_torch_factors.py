@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 from dmltrain import models
 from dmltrain.backends.torch import layers
 from dmltrain.backends.torch.distributed import choice, distribute, parameter_hooks
-from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes
+from dmltrain.backends.torch.distributed.choice import DenseLayer, ProductTrial, decide, sizes
 from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.base.errors import UserError
 from dmltrain.options import parse
@@ -415,17 +415,21 @@ def test_the_layers_that_could_send_factors():
 
 def test_alexnet_needs_a_fourteenth_of_its_bytes():
     """Caffe's AlexNet, batch 32, on five hosts: 390 MB of gradients a host, 28.6 MB with factors."""
-    dense = [Layer("fc6", 4096, 9216), Layer("fc7", 4096, 4096), Layer("fc8", 1000, 4096)]
+    dense = [DenseLayer("fc6", 4096, 9216), DenseLayer("fc7", 4096, 4096), DenseLayer("fc8", 1000, 4096)]
     every = [sizes(layer, 32, 5, 1.0) for layer in dense]
     rest = 2 * 4 / 5 * 4 * (60_965_224 - sum(layer.outputs * layer.inputs for layer in dense))
     assert sum(gradients for gradients, _ in every) + rest == pytest.approx(390.2e6, rel=1e-3)
     assert sum(factors for _, factors in every) + rest == pytest.approx(28.6e6, rel=1e-2)
 
 
-LAYER = Layer("fc", 4096, 4096)
+LAYER = DenseLayer("fc", 4096, 4096)
 
 
-LATE, FAST, UNLIKE = Trial(0.01, 0.90, True, 125e6), Trial(0.01, 0.05, True, 125e6), Trial(0.01, 0.05, False, 125e6)
+LATE, FAST, UNLIKE = (
+    ProductTrial(0.01, 0.90, True, 125e6),
+    ProductTrial(0.01, 0.05, True, 125e6),
+    ProductTrial(0.01, 0.05, False, 125e6),
+)
 
 
 @pytest.mark.parametrize(
@@ -434,8 +438,8 @@ LATE, FAST, UNLIKE = Trial(0.01, 0.90, True, 125e6), Trial(0.01, 0.05, True, 125
         (32, 1.0, FAST, True, "the product takes 40.0 ms longer, the network 825.4 ms less"),
         (32, 1.0, LATE, False, "the product takes 890.0 ms longer, the network 825.4 ms less"),
         (32, 1.0, UNLIKE, False, "the workers' processors round products differently"),
-        (32, 1.0, Trial(0.01, 0.05, True, -1.0), True, "they are smaller; the network's rate is not known"),
-        (32, 1.0, Trial(0.01, 0.05, True, 0.0), False, "workers and servers share memory, without a network"),
+        (32, 1.0, ProductTrial(0.01, 0.05, True, -1.0), True, "they are smaller; the network's rate is not known"),
+        (32, 1.0, ProductTrial(0.01, 0.05, True, 0.0), False, "workers and servers share memory, without a network"),
         (1024, 1.0, FAST, False, "factors are not smaller"),
         (32, 0.02, FAST, False, "factors are not smaller"),
     ],

@@ -10,8 +10,7 @@ import torch
 
 from dmltrain import initial, models
 from dmltrain.backends.torch import layers as torch_layers
-from dmltrain.backends.torch.response_norm import response_norm
-from dmltrain.backends.torch.sampling import sample_affine
+from dmltrain.backends.torch.operators import response_norm, sample_affine
 from dmltrain.layers import (
     IDENTITY,
     Add,
@@ -110,7 +109,7 @@ def test_operators_have_the_shapes_that_the_layer_vocabulary_infers(network):
     recorder = Recorder(built(network).eval())
     recorder.run(images(network, count=2))
     expected = []
-    for step in network.steps:
+    for step in network.layer_calls:
         if not isinstance(step.layer, Auxiliary):
             operators = len(step.layer.branches) - 1 if isinstance(step.layer, Add) else 1
             expected += [(2, *step.output_shape)] * operators

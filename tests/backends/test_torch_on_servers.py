@@ -9,7 +9,7 @@ from torch import nn
 
 from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, set_rate
-from dmltrain.backends.torch.server_optimizer import Step, make_spec
+from dmltrain.backends.torch.server_optimizer import SliceOptimizer, make_spec
 from dmltrain.base.errors import UserError
 from tests.backends.served_store import ServedStore
 
@@ -198,7 +198,7 @@ def test_a_new_rate_waits_for_no_weights():
 
 def stepped(spec, *gradients, key=0, rate=-1.0, value=1.0):
     values = np.full(3, value, np.float32)
-    step = Step(spec, key, values)
+    step = SliceOptimizer(spec, key, values)
     for gradient in gradients:
         step(values, np.full(3, gradient, np.float32), rate)
     return values.tolist()
@@ -223,7 +223,7 @@ def test_a_step_has_the_rate_of_its_push_or_of_its_spec_and_rescales_each_gradie
 
 def test_a_learning_rate_holds_until_the_next_one_and_options_of_a_key_override_those_of_all_keys():
     values = np.ones(3, np.float32)
-    step = Step({"name": "sgd"}, 0, values)
+    step = SliceOptimizer({"name": "sgd"}, 0, values)
     for rate in (0.25, -1.0):
         step(values, np.ones(3, np.float32), rate)
     assert values.tolist() == [0.5] * 3
@@ -235,7 +235,7 @@ def test_a_learning_rate_holds_until_the_next_one_and_options_of_a_key_override_
 @pytest.mark.parametrize("name", [*BY_CLASS, "AdamW"])
 def test_options_that_a_spec_leaves_out_are_torchs(name):
     values, own = np.full(3, 2.0, np.float32), torch.full((3,), 2.0, requires_grad=True)
-    step, torchs = Step({"name": name, "lr": 0.1}, 0, values), class_of(name.lower())([own], lr=0.1)
+    step, torchs = SliceOptimizer({"name": name, "lr": 0.1}, 0, values), class_of(name.lower())([own], lr=0.1)
     if BY_CLASS[name.lower()].numbered:
         torchs.state[own]["number"] = 0
     for number in (1.0, -3.0, 0.5):
@@ -248,7 +248,7 @@ def test_options_that_a_spec_leaves_out_are_torchs(name):
 def test_a_step_writes_to_the_given_destination():
     """While a value is being read, a step writes to other memory."""
     first, second = np.ones(3, np.float32), np.full(3, 5.0, np.float32)
-    step = Step({"name": "sgd", "lr": 1.0, "momentum": 0.5}, 0, first)
+    step = SliceOptimizer({"name": "sgd", "lr": 1.0, "momentum": 0.5}, 0, first)
     step(first, np.ones(3, np.float32), -1.0)
     step(second, np.ones(3, np.float32), -1.0)
     assert first.tolist() == [0.0] * 3 and second.tolist() == [3.5] * 3
@@ -258,7 +258,7 @@ def test_a_step_writes_to_the_given_destination():
 def test_a_state_that_is_loaded_continues_bit_for_bit(name):
     numbers = {"momentum": 0.9} if "momentum" in BY_CLASS[name].options else {}
     whole, values = np.ones(3, np.float32), np.ones(3, np.float32)
-    first, second = (Step({"name": name, "lr": 0.1, **numbers}, 0, each) for each in (whole, values))
+    first, second = (SliceOptimizer({"name": name, "lr": 0.1, **numbers}, 0, each) for each in (whole, values))
     for gradient in (1.0, 2.0):
         first(whole, np.full(3, gradient, np.float32), -1.0)
     saved = {key: np.array(array) for key, array in first.state().items()}
@@ -286,7 +286,7 @@ def test_a_state_that_is_loaded_continues_bit_for_bit(name):
 )
 def test_an_invalid_spec_is_refused_with_its_name(spec, message):
     with pytest.raises(ValueError, match=message):
-        Step(spec, 0, np.ones(3, np.float32))
+        SliceOptimizer(spec, 0, np.ones(3, np.float32))
 
 
 def test_lists_of_numbers_are_accepted():
@@ -303,7 +303,7 @@ def test_a_spec_is_json_and_makes_the_same_steps_as_its_optimizer():
     assert "rate_in_momentum" not in spec["keys"]["4"], "scripts have torch's momentum"
     assert json.loads(json.dumps(spec)) == spec and "params" not in spec["keys"]["4"]
     values = np.ones(3, np.float32)
-    step = Step(spec, 4, values)
+    step = SliceOptimizer(spec, 4, values)
     for gradient in (1.0, 2.0):
         weight.grad = torch.full((3,), gradient * 0.5)
         inner.step()
@@ -330,13 +330,13 @@ def test_every_number_of_an_optimizer_reaches_the_servers(name):
     sent = make_spec(inner, {0: inner.param_groups[0]}, 1.0)
     always = {"decoupled_weight_decay"} if name == "adamw" else set()  # no option of the class
     assert set(sent["keys"]["0"]) == inner.defaults.keys() - LEFT_TO_SERVERS - always
-    Step(sent, 0, np.ones(3, np.float32))
+    SliceOptimizer(sent, 0, np.ones(3, np.float32))
 
 
 @pytest.mark.parametrize("name", [name for name, row in BY_CLASS.items() if "cpu" in row.fused])
 def test_a_step_is_one_pass_over_memory(name):
     values = np.ones(3, np.float32)
-    step = Step({"name": name, "lr": 0.1}, 0, values)
+    step = SliceOptimizer({"name": name, "lr": 0.1}, 0, values)
     with torch.profiler.profile() as profile:
         step(values, np.ones(3, np.float32), -1.0)
     assert f"aten::_fused_{name}_" in {event.name for event in profile.events()}
@@ -350,7 +350,7 @@ FOLLOWING = {"name": "sgd", "lr": 0.1, "momentum": 0.5, "rate_in_momentum": True
 def moved(steps, step=None, value=1.0):
     """The values after each of these (rate, gradient)."""
     values, found = np.full(2, value, np.float32), []
-    step = step or Step(FOLLOWING, 0, values)
+    step = step or SliceOptimizer(FOLLOWING, 0, values)
     for rate, gradient in steps:
         step(values, np.full(2, gradient, np.float32), rate)
         found.append(float(values[0]))
@@ -374,10 +374,10 @@ def test_earlier_gradients_keep_their_rate():
 def test_the_momentums_rate_is_in_the_state_and_without_one_as_in_04_the_momentum_stays_as_it_is():
     """So that it follows a change of the rate at a resume."""
     (_, whole), (_, first) = (moved([(0.1, 1.0), (0.2, 2.0)]) for _ in range(2))
-    again = Step(FOLLOWING, 0, np.ones(2, np.float32))
+    again = SliceOptimizer(FOLLOWING, 0, np.ones(2, np.float32))
     again.load({name: np.array(array) for name, array in first.state().items()})
     assert first.state()["lr"] == 0.2
     assert moved([(0.02, 1.0)], again)[0] == moved([(0.02, 1.0)], whole)[0]
-    step = Step(FOLLOWING, 0, np.ones(2, np.float32))
+    step = SliceOptimizer(FOLLOWING, 0, np.ones(2, np.float32))
     step.load({"momentum_buffer": np.full(2, 4.0, np.float32)})
     assert moved([(0.5, 0.0), (0.25, 0.0)], step)[0] == [0.0, -0.5]  # 1 - 0.5 * 2, and half as far again

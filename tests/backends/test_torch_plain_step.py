@@ -38,7 +38,7 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler():
         import numpy as np
         import torch
         from dmltrain.backends.torch import distributed, plain_step
-        from dmltrain.backends.torch.server_optimizer import Step
+        from dmltrain.backends.torch.server_optimizer import SliceOptimizer
         from dmltrain.kvstore import create
         from tests.backends.late_store import LateStore
 
@@ -56,7 +56,7 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler():
             assert torch.allclose(model.weight, before - 0.1 * 2 * (1 + 1.9))
 
         weights = np.ones(3, np.float32)  # as a server has them
-        Step({"name": "sgd", "lr": 0.5}, 0, weights)(weights, np.ones(3, np.float32), -1.0)
+        SliceOptimizer({"name": "sgd", "lr": 0.5}, 0, weights)(weights, np.ones(3, np.float32), -1.0)
         assert weights.tolist() == [0.5] * 3
         print("torch" in sys.modules, "torch._dynamo" in sys.modules)
     """

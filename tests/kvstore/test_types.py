@@ -136,10 +136,12 @@ def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, 
     import torch
 
     from dmltrain.backends.torch.distributed import distribute
-    from dmltrain.backends.torch.server_optimizer import Step
+    from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 
     staleness = np.inf if first == "dist_async" else 0.0
-    found = Asking(tmp_path / "change.json", logged, [], kind=first, staleness=staleness, servers=1, make_step=Step)
+    found = Asking(
+        tmp_path / "change.json", logged, [], kind=first, staleness=staleness, servers=1, make_step=SliceOptimizer
+    )
 
     def train(store):
         model = torch.nn.Linear(1, 1, bias=False)

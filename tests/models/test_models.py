@@ -41,7 +41,7 @@ MXNET_COUNTS = [  # network, layers, classes, image, arguments in MXNet, of whic
 def test_parameter_counts_are_mxnets(name, layers, classes, image, arguments, fixed):
     network = models.create(name, layers, classes, image)
     assert network.num_parameters == arguments - fixed
-    scales = [step for step in network.steps if isinstance(step.layer, BatchNorm) and step.layer.fixed_scale]
+    scales = [step for step in network.layer_calls if isinstance(step.layer, BatchNorm) and step.layer.fixed_scale]
     assert sum(step.input_shape[0] for step in scales) == fixed
     assert network.output_shape == (classes,)
 
@@ -85,7 +85,7 @@ def test_multiply_adds_are_those_of_the_paper_and_by_hand():
 
 
 def outputs(network, *names):
-    return [step.output_shape for name in names for step in network.steps if step.layer.name == name]
+    return [step.output_shape for name in names for step in network.layer_calls if step.layer.name == name]
 
 
 @pytest.mark.parametrize("size", [28, 32])
@@ -98,7 +98,7 @@ def test_cifar_resnet_shapes(size):
 
 def test_inception_shapes():
     network = models.create("inception-bn-28-small")
-    joined = [step.output_shape for step in network.steps if type(step.layer).__name__ == "Concat"]
+    joined = [step.output_shape for step in network.layer_calls if type(step.layer).__name__ == "Concat"]
     sizes = [(64, 28), (80, 28), *[(160, 14)] * 4, (144, 14), (240, 7), (336, 7), (336, 7)]
     assert joined == [(channels, pixels, pixels) for channels, pixels in sizes]
 
@@ -114,7 +114,7 @@ def test_names_are_mxnets():
 
 
 def test_inception_uses_mxnets_defaults_where_mxnets_file_does():
-    steps = models.create("inception-bn-28-small").steps
+    steps = models.create("inception-bn-28-small").layer_calls
     norms = {(s.layer.epsilon, s.layer.momentum, s.layer.fixed_scale) for s in steps if isinstance(s.layer, BatchNorm)}
     assert norms == {(1e-3, 0.9, True)}
     assert all(step.layer.bias for step in steps if isinstance(step.layer, Conv))
@@ -205,11 +205,11 @@ def test_first_weights_are_those_of_mxnets_program():
 def test_options_of_networks_change_them():
     plain, normalised = (models.create("vgg", 11, 10, LARGE, batch_norm=each) for each in (False, True))
     assert (plain.name, normalised.name) == ("vgg-11", "vgg-11-bn")
-    assert sum(isinstance(step.layer, BatchNorm) for step in normalised.steps) == 8
+    assert sum(isinstance(step.layer, BatchNorm) for step in normalised.layer_calls) == 8
     assert models.create("vgg", 11, 10, LARGE) == plain
     few = models.create("resnext", 50, 1000, LARGE, num_group=8)
     assert few.name == "resnext-50-groups-8"
-    assert {step.layer.groups for step in few.steps if isinstance(step.layer, Conv)} == {1, 8}
+    assert {step.layer.groups for step in few.layer_calls if isinstance(step.layer, Conv)} == {1, 8}
     assert models.create("resnext", 50, 1000, LARGE, num_group=32) == models.create("resnext", 50, 1000, LARGE)
 
 

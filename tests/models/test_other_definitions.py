@@ -48,7 +48,7 @@ SHAPES = {  # network and pixels -> layer: channels x pixels
 @pytest.mark.parametrize("name, pixels", SHAPES)
 def test_shapes_are_their_authors(name, pixels):
     network = models.create(name, None, 10, (3, pixels, pixels))
-    found = {step.layer.name: f"{step.output_shape[0]}x{step.output_shape[-1]}" for step in network.steps}
+    found = {step.layer.name: f"{step.output_shape[0]}x{step.output_shape[-1]}" for step in network.layer_calls}
     expected = dict(word.split(": ") for word in SHAPES[name, pixels].split(", "))
     assert {layer: found[layer] for layer in expected} == expected
 
@@ -74,7 +74,7 @@ def test_caffes_biases_learn_twice_as_fast_and_do_not_decay_and_its_norms_are_it
     for parameter in usual(name).parameters():
         expected = (2.0, 0.0) if parameter.kind == "bias" else (1.0, 1.0)
         assert (parameter.lr_mult, parameter.wd_mult) == expected, parameter.name
-    norms = [step.layer for step in usual(name).steps if isinstance(step.layer, LocalResponseNorm)]
+    norms = [step.layer for step in usual(name).layer_calls if isinstance(step.layer, LocalResponseNorm)]
     assert [(norm.size, norm.alpha, norm.beta, norm.offset) for norm in norms] == [(5, 1e-4, 0.75, 1.0)] * 2
 
 
@@ -100,9 +100,9 @@ def test_cifar10_quicks_arrays_order_of_layers_and_fillers_are_those_of_its_prot
     expected = {f"{name}_weight": (shape, 1.0, 1.0) for name, shape in weights.items()}
     # no decay_mult there, so biases decay
     assert found == expected | {f"{name}_bias": (shape[:1], 2.0, 1.0) for name, shape in weights.items()}
-    names = [step.layer.name for step in network.steps if step.layer.name]
+    names = [step.layer.name for step in network.layer_calls if step.layer.name]
     assert names[:9] == ["conv1", "pool1", "relu1", "conv2", "relu2", "pool2", "conv3", "relu3", "pool3"]
-    kinds = [type(step.layer) for step in network.steps if "pool" in step.layer.name]
+    kinds = [type(step.layer) for step in network.layer_calls if "pool" in step.layer.name]
     assert kinds == [MaxPool, AvgPool, AvgPool]
     arrays = initial.first_values(network, 0)
     deviations = {"conv1": 0.0001, "conv2": 0.01, "conv3": 0.01, "ip1": 0.1, "ip2": 0.1}
@@ -133,18 +133,18 @@ def test_keras_resnet_has_its_depth_and_projects_only_where_shapes_differ(depth,
     assert [name for name in names if name.endswith("sc_weight")] == [f"stage{n}_unit1_sc_weight" for n in stages]
     assert len([name for name in names if name.endswith("_weight") and "_sc_" not in name]) == depth
     assert "stage1_unit1_bn1_gamma" not in names and "stage1_unit2_bn1_gamma" in names
-    assert all(step.layer.bias for step in network.steps if isinstance(step.layer, Conv))
+    assert all(step.layer.bias for step in network.layer_calls if isinstance(step.layer, Conv))
 
 
 def test_in_keras_resnet_only_convolutions_decay_the_first_has_the_stride_and_batch_norms_are_keras():
     network = usual("keras-resnet")
-    layers = [step.layer for step in network.steps if isinstance(step.layer, Conv)]
+    layers = [step.layer for step in network.layer_calls if isinstance(step.layer, Conv)]
     assert {parameter.name for parameter in network.parameters() if parameter.wd_mult} == {
         f"{layer.name}_weight" for layer in layers
     }
     units = [f"stage{number}_unit1_{name}" for number in (2, 3, 4) for name in ("sc", "conv1")]
     assert [layer.name for layer in layers if layer.stride != (1, 1)] == ["conv0", *units]
-    norms = [step.layer for step in network.steps if isinstance(step.layer, BatchNorm)]
+    norms = [step.layer for step in network.layer_calls if isinstance(step.layer, BatchNorm)]
     assert {(norm.epsilon, norm.momentum, norm.fixed_scale) for norm in norms} == {(1e-3, 0.99, False)}
 
 
@@ -195,7 +195,7 @@ def test_mobilenet_counts_by_hand(multiplier):
 def test_mobilenetv2s_last_convolution_only_grows():
     def channels(multiplier):
         network = models.create("mobilenetv2", image_shape=(3, 64, 64), multiplier=multiplier)
-        return [step.layer.channels for step in network.steps if isinstance(step.layer, Conv)]
+        return [step.layer.channels for step in network.layer_calls if isinstance(step.layer, Conv)]
 
     assert channels(1.0)[-1] == 1280
     assert (channels(0.5)[0], channels(0.5)[-2:]) == (16, [160, 1280])

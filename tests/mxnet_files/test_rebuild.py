@@ -99,7 +99,7 @@ def test_other_names_of_arrays_are_mapped():
 def test_a_tuple_of_python_2_and_a_missing_option_are_read():
     options = {"kernel": "(2L, 2L)", "stride": "None", "pad": "()", "pool_type": "avg"}
     network = Written().node("Pooling", "pool", "data", **options).dense("fc", "pool", 10).rebuilt().network
-    assert network.steps[0].layer == layers.AvgPool("pool", kernel=2, stride=1, pad=0)
+    assert network.layer_calls[0].layer == layers.AvgPool("pool", kernel=2, stride=1, pad=0)
 
 
 def test_multipliers_of_variables_are_kept():
@@ -122,7 +122,7 @@ def test_pooling_of_the_oldest_files_rounds_up_and_statistics_have_their_usual_n
         old = Written(key).norm("bn", "data", **({"kinds": ("gamma", "beta")} if key == "param" else {}))
         old.node("Pooling", "pool", "bn", kernel="(3,3)", stride="(2,2)", pad="(0,0)").dense("fc", "pool", 10)
         network = old.rebuilt().network
-        found[key] = [step.layer.rounding for step in network.steps if isinstance(step.layer, layers.MaxPool)]
+        found[key] = [step.layer.rounding for step in network.layer_calls if isinstance(step.layer, layers.MaxPool)]
         assert [each.name for each in network.auxiliary()] == ["bn_moving_mean", "bn_moving_var"]
     assert found == {"param": ["full"], "attr": ["valid"], "attrs": ["valid"]}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dmltrain import optimizers
-from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
+from dmltrain.backends.backend import Capabilities, Settings, Trainer, TrainerState
 from dmltrain.base.env import Environment
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.layers import Network
@@ -39,7 +39,7 @@ class MXNetBackend:
         network: Network,
         settings: Settings,
         store: KVStore,
-        state: State | None = None,
+        state: TrainerState | None = None,
         normalisation: Normalisation | None = None,
     ) -> Trainer:
         from dmltrain.backends.mxnet.trainer import MXNetTrainer

@@ -8,9 +8,10 @@ MXNet 1.9.1's oneDNN computes a wrong float32 gradient for an average pooling th
 window extends beyond it (pooling_convention "full"). In this case the padding is a separate operator, and the pooling
 has no padding to count.
 
-Its oneDNN also computes a wrong gradient of LRN, by a tenth of the largest value with alpha 0.1 and by 3e-4 with
-AlexNet's 1e-4, if that of its result is in oneDNN's own order in memory. It is if a pooling or a convolution follows
-that chooses this order. Taking the slice of all images after LRN puts it into the usual order.
+Its oneDNN also computes a wrong gradient of LRN if the gradient of LRN's result lies in memory in oneDNN's own order.
+That happens if a pooling or a convolution that chooses this order follows. (The error is a tenth of the largest value
+with alpha 0.1, and 3e-4 of it with AlexNet's 1e-4.) A slice of all images after LRN puts the gradient into the usual
+order.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ def build(network: Network, dtype: str = "float32") -> Any:
     block = mx.gluon.SymbolBlock(symbol(network, dtype), [mx.sym.Variable("data", dtype="float32")])
     arrays = block.collect_params()
     fixed = fixed_gammas(network)
-    for each in (*network.parameters(), *network.auxiliary(), *fixed):
-        arrays[each.name].shape = each.shape
-        arrays[each.name].init = mx.init.One() if each.kind in ("gamma", "moving_var") else mx.init.Zero()
-    for each in fixed:
-        arrays[each.name].grad_req = "null"
+    for parameter in (*network.parameters(), *network.auxiliary(), *fixed):
+        arrays[parameter.name].shape = parameter.shape
+        arrays[parameter.name].init = mx.init.One() if parameter.kind in ("gamma", "moving_var") else mx.init.Zero()
+    for parameter in fixed:
+        arrays[parameter.name].grad_req = "null"
     return block
 
 
@@ -128,7 +129,7 @@ def _(layer: layers.MaxPool, x: Symbol, graph: _Graph) -> Symbol:
 @_emit.register
 def _(layer: layers.AvgPool, x: Symbol, graph: _Graph) -> Symbol:
     window, counted = _window(layer), layer.count_padding
-    if counted and layer.rounding == "full":
+    if counted and layer.rounding == "full":  # oneDNN would compute a wrong gradient: see the module
         x = _padded(x, layer)
         window, counted = {**window, "pad": (0, 0)}, False
     return mx.sym.Pooling(x, **_named(layer), **window, pool_type="avg", count_include_pad=counted)
@@ -152,6 +153,7 @@ def _(layer: layers.Dropout, x: Symbol, graph: _Graph) -> Symbol:
 @_emit.register
 def _(layer: layers.LocalResponseNorm, x: Symbol, graph: _Graph) -> Symbol:
     options = {"nsize": layer.size, "alpha": layer.alpha, "beta": layer.beta, "knorm": layer.offset}
+    # the slice of all images avoids a wrong gradient of oneDNN: see the module
     return mx.sym.slice_axis(mx.sym.LRN(x, **_named(layer), **options), axis=0, begin=0, end=None)
 
 
@@ -180,8 +182,8 @@ def _(layer: layers.Auxiliary, x: Symbol, graph: _Graph) -> Symbol:
 
 @_emit.register
 def _(layer: layers.Chain, x: Symbol, graph: _Graph) -> Symbol:
-    for each in layer.layers:
-        x = _emit(each, x, graph)
+    for inner in layer.layers:
+        x = _emit(inner, x, graph)
     return x
 
 

@@ -64,9 +64,9 @@ class Updater:
 
     def state(self) -> dict[str, Array]:
         """ "KEY/updates" (a count) and "KEY/0", "KEY/1" ... (the optimizer's arrays in its order). Waits for these."""
-        found = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
-        found |= {f"{key}/{COUNT}": np.array(self._counts[key]) for key in self._states}
-        return found | {name: array.asnumpy() for name, array in self.arrays().items()}
+        arrays = {f"{key}/{name}": array for key, fields in self._loaded.items() for name, array in fields.items()}
+        arrays |= {f"{key}/{COUNT}": np.array(self._counts[key]) for key in self._states}
+        return arrays | {name: array.asnumpy() for name, array in self.arrays().items()}
 
     def arrays(self) -> dict[str, Any]:
         """The optimizer's NDArrays of all keys that had an update, by the names in `state`."""
@@ -94,10 +94,10 @@ class Updater:
         return counts
 
     def _first_state(self, key: int, weight: Any) -> Any:
-        made = self._optimizer.create_state_multi_precision(key, weight)
-        found = self._loaded.pop(key, {})
-        for index, array in enumerate(_flat(made) if found else ()):
-            given = found.get(str(index))
+        fresh = self._optimizer.create_state_multi_precision(key, weight)
+        loaded = self._loaded.pop(key, {})
+        for index, array in enumerate(_flat(fresh) if loaded else ()):
+            given = loaded.get(str(index))
             if given is None or given.shape != array.shape:
                 raise UserError(
                     f"the optimizer's state of key {key} belongs to another network, another number of servers or "
@@ -105,7 +105,7 @@ class Updater:
                     f"{array.shape}; resume with the network, servers and options that it was saved with"
                 )
             array[:] = given
-        return made
+        return fresh
 
 
 def make(spec: Mapping[str, Any]) -> Any:
@@ -120,14 +120,14 @@ def make(spec: Mapping[str, Any]) -> Any:
         if given not in allowed:
             raise ValueError(f"optimizer {name} takes lr, {', '.join(allowed)} and keys; not {given!r}")
         _number(given, value)
-    made = _class(name)(learning_rate=rate, **numbers)
+    optimizer = _class(name)(learning_rate=rate, **numbers)
     of_keys = {key: _of_key(key, value) for key, value in keys.items()}
-    made.lr_mult, made.wd_mult = (
+    optimizer.lr_mult, optimizer.wd_mult = (
         {int(key): numbers[kind] for key, numbers in of_keys.items() if kind in numbers} for kind in MULTIPLIERS
     )
-    if hasattr(made, "layerwise_keys"):
-        made.layerwise_keys = {int(key): bool(numbers.get("layerwise", True)) for key, numbers in of_keys.items()}
-    return made
+    if hasattr(optimizer, "layerwise_keys"):
+        optimizer.layerwise_keys = {int(key): bool(numbers.get("layerwise", True)) for key, numbers in of_keys.items()}
+    return optimizer
 
 
 def spec_of(optimizer: Any) -> dict[str, Any]:
@@ -162,11 +162,11 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
 
 def key_numbers(name: str, parameters: Mapping[int, Parameter]) -> dict[str, dict[str, float]]:
     """A spec's "keys" for the optimizer `name` from the network's arrays by key: multipliers other than 1."""
-    found = {}
+    numbers_of = {}
     for key, parameter in parameters.items():
         multipliers = {kind: getattr(parameter, kind) for kind in MULTIPLIERS if getattr(parameter, kind) != 1.0}
-        found[str(key)] = {**multipliers, **TABLE[name].of_kind(parameter.kind)}
-    return {key: numbers for key, numbers in found.items() if numbers}
+        numbers_of[str(key)] = {**multipliers, **TABLE[name].of_kind(parameter.kind)}
+    return {key: numbers for key, numbers in numbers_of.items() if numbers}
 
 
 def is_elementwise(spec: Mapping[str, Any]) -> bool:

@@ -1,9 +1,8 @@
 """How a process joins ps-lite, MXNet's parameter server, in addition to dmltrain's scheduler.
 
-dmltrain's scheduler listens on the job's DMLC_PS_ROOT_PORT. It finds another port for ps-lite's scheduler and announces
-that to all processes when the job starts. ps-lite itself is unchanged, and could wait forever for a lost process. But
-dmltrain's connections and heartbeats detect every loss, and then end all processes.
-"""
+dmltrain's scheduler listens on the job's DMLC_PS_ROOT_PORT. It finds another port for ps-lite's scheduler, and tells
+all processes when the job starts. ps-lite itself is unchanged: it would wait forever for a lost process. But dmltrain
+detects every loss by its own connections and heartbeats, and then ends all processes."""
 
 from __future__ import annotations
 

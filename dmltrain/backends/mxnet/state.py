@@ -39,12 +39,12 @@ def decode(content: bytes) -> dict[str, Any]:
     """The inverse; bytes become arrays of uint8. Raises UserError for other content."""
     try:
         archive = npz.read(content)
-        found = _with_arrays(json.loads(archive[CONTENT].tobytes()), archive)
+        decoded = _with_arrays(json.loads(archive[CONTENT].tobytes()), archive)
     except (ValueError, KeyError, RecursionError) as error:
         raise UserError(f"not a checkpoint of --backend mxnet: {str(error)[:200]}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
-    return found
+    if not isinstance(decoded, dict):
+        raise UserError(f"not a checkpoint: it holds a {type(decoded).__name__}, expected a dictionary")
+    return decoded
 
 
 def _without_arrays(value: Any, path: str, arrays: dict[str, Array]) -> Any:

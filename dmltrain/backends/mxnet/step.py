@@ -1,7 +1,7 @@
-"""Where the MXNet backend runs the optimizer.
+"""The two places where the MXNet backend runs the optimizer.
 
-On the servers, from which workers pull weights (dist_async; dist_sync unless settings.update_on_kvstore is 0). Or on
-every device, with the sum of all devices' and workers' gradients.
+- On the servers, from which workers pull weights: dist_async, and dist_sync unless settings.update_on_kvstore is 0.
+- On every device, with the sum of all devices' and workers' gradients.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class StepOnDevices:
 
     def __call__(self, learning_rate: float) -> None:
         if self._shared:
-            for priority, each in enumerate(self._learned):
-                self._store.push(each.name, each.gradients, priority=-priority)
-                self._store.pull(each.name, each.gradients, priority=-priority)
+            for priority, learned in enumerate(self._learned):
+                self._store.push(learned.name, learned.gradients, priority=-priority)
+                self._store.pull(learned.name, learned.gradients, priority=-priority)
         for index, updater in enumerate(self._updaters):
             updater.set_learning_rate(learning_rate)
-            for each in self._learned:
-                updater(each.number, each.gradients[index], each.values[index])
+            for learned in self._learned:
+                updater(learned.number, learned.gradients[index], learned.values[index])
 
     def synchronize(self) -> None:
         """Nothing to do: the devices have the latest weights."""
@@ -79,9 +79,9 @@ class StepOnServers:
         store.set_optimizer(spec)
 
     def __call__(self, learning_rate: float) -> None:
-        for priority, each in enumerate(self._learned):
-            self._store.push(each.name, each.gradients, priority=-priority, rate=learning_rate)
-            self._store.pull(each.name, each.values, priority=-priority)
+        for priority, learned in enumerate(self._learned):
+            self._store.push(learned.name, learned.gradients, priority=-priority, rate=learning_rate)
+            self._store.pull(learned.name, learned.values, priority=-priority)
 
     def synchronize(self) -> None:
         """Other workers may have stepped since this one's last pull (dist_async)."""
@@ -89,8 +89,8 @@ class StepOnServers:
             self._pull()
 
     def _pull(self) -> None:
-        for each in self._learned:
-            self._store.pull(each.name, each.values)
+        for learned in self._learned:
+            self._store.pull(learned.name, learned.values)
 
     def common_arrays(self) -> list[CommonArray]:
         """None: the servers have the state."""
@@ -105,7 +105,7 @@ class StepOnServers:
                 f"this checkpoint was saved with the optimizer on the workers, but kvstore {self._store.type} now runs "
                 "it on the servers: resume with the kvstore (and --update-on-kvstore) that it was saved with"
             )
-        self._store.load_optimizer_state_bytes([each.tobytes() for each in state["servers"]])
+        self._store.load_optimizer_state_bytes([server_state.tobytes() for server_state in state["servers"]])
         self._pull()
 
 
@@ -113,5 +113,5 @@ def optimizer_spec(settings: Settings, network: Network, learned: list[Learned])
     """settings.optimizer with MXNet's defaults, and the network's multipliers of learning rate and weight decay."""
     arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings)
     parameters = {parameter.name: parameter for parameter in network.parameters()}
-    keys = mxnet_optimizer.key_numbers(settings.optimizer, {each.number: parameters[each.name] for each in learned})
+    keys = mxnet_optimizer.key_numbers(settings.optimizer, {array.number: parameters[array.name] for array in learned})
     return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **arguments}

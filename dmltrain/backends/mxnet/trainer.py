@@ -1,15 +1,16 @@
 """The trainer of the MXNet backend: one worker's network on its devices, with gluon.
 
-A gradient is the sum over samples divided by the step's total over all workers. So the sum over devices and workers is
-the mean over the step's samples, even if their shares differ. MXNet's engine is asynchronous: a step only enters its
-queue. It does not wait for the previous step, but for the one AHEAD steps before.
+Each device and worker divides the sum of its samples' gradients by the number of samples in the whole step, over all
+workers. So the sum over devices and workers is the mean over the step's samples, even if their shares differ. MXNet's
+engine is asynchronous: a step only puts operations into its queue. It does not wait for the previous step, but for the
+one AHEAD steps before.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ import numpy as np
 
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Pace, Settings
-from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
-from dmltrain.backends.mxnet.normalise import Normalise
+from dmltrain.backends.mxnet.replica import Normalise, count, cross_entropy, find_contexts, wait_for
 from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
@@ -44,7 +44,7 @@ class MXNetTrainer:
     does not exist.
     """
 
-    _unit = 1  # gradients are multiplied by this before the push; the optimizer divides by it
+    _gradient_factor = 1  # gradients are multiplied by this before the push; the optimizer divides by it
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class MXNetTrainer:
         self._symbol = mxnet_layers.symbol(network)  # float32, for other programs
         self._block = mxnet_layers.build(network, settings.dtype)
         self._arrays = self._block.collect_params()
-        self._statistics = [each.name for each in network.auxiliary()]
+        self._statistics = [statistic.name for statistic in network.auxiliary()]
         mxnet_layers.initialise(self._block, network, settings.seed, self._contexts)
         if state:
             self._load_weights(network, state["model"])
         self._block.hybridize(static_alloc=True)
         if settings.dtype != "float32":
-            self._try(network, settings.dtype)
+            self._check_dtype(network, settings.dtype)
         self._connect(network, settings, store)
         if state and "optimizer" in state:
             self._step.load(state["optimizer"])
@@ -77,7 +77,7 @@ class MXNetTrainer:
         self._accumulated: list[tuple[Learned, list[NDArray]]] = []  # gradients of `accumulate`, one for each device
         self.pace: Pace | None = None
 
-    def _try(self, network: Network, dtype: str) -> None:
+    def _check_dtype(self, network: Network, dtype: str) -> None:
         """Compute one image: MXNet reports an unsupported type only then."""
         for context in self._contexts:
             try:
@@ -89,17 +89,17 @@ class MXNetTrainer:
                     "AVX-512; use float32"
                 ) from error
 
-    def _load_weights(self, network: Network, found: Mapping[str, Array]) -> None:
-        own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
-        weights.check_same(own, {name: array.shape for name, array in found.items()})
-        for name, array in found.items():
+    def _load_weights(self, network: Network, saved: Mapping[str, Array]) -> None:
+        own = {parameter.name: parameter.shape for parameter in (*network.parameters(), *network.auxiliary())}
+        weights.check_same(own, {name: array.shape for name, array in saved.items()})
+        for name, array in saved.items():
             self._arrays[name].set_data(mx.nd.array(array))
 
     def _connect(self, network: Network, settings: Settings, store: KVStore) -> None:
         """Declare the keys; every worker starts from worker 0's weights and statistics."""
         names = [parameter.name for parameter in network.parameters()]
         if settings.gc_type != "none":
-            self._unit = samples_of_a_step(settings, store)
+            self._gradient_factor = samples_of_a_step(settings, store)
             store.set_gradient_compression({"type": settings.gc_type, "threshold": settings.gc_threshold or THRESHOLD})
         store.init(names, [self._arrays[name].list_data()[0] for name in names])
         self._learned = [
@@ -107,15 +107,15 @@ class MXNetTrainer:
             for name in names
         ]
         if store.is_distributed:
-            for each in self._learned:
-                store.pull(each.name, each.values)
+            for learned in self._learned:
+                store.pull(learned.name, learned.values)
         if store.num_workers > 1 and self._statistics:
             own = self._flat_statistics(0)
             first = store.all_reduce("first statistics", own if store.rank == 0 else np.zeros_like(own))
             self._fill_statistics(first)
         on_servers = store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore))
         kind = StepOnServers if on_servers else StepOnDevices
-        spec = {**optimizer_spec(settings, network, self._learned), "rescale_grad": 1.0 / self._unit}
+        spec = {**optimizer_spec(settings, network, self._learned), "rescale_grad": 1.0 / self._gradient_factor}
         self._step = kind(self._learned, spec, store, len(self._contexts))
 
     # -- a step ---------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ class MXNetTrainer:
         has no effect: jobs with MXNet are not elastic.
         """
         self._backward(images, labels, total)
-        for each, sums in self._accumulated:
-            for gradient, so_far in zip(each.gradients, sums, strict=True):
+        for learned, sums in self._accumulated:
+            for gradient, so_far in zip(learned.gradients, sums, strict=True):
                 gradient += so_far
         self._accumulated = []
         self._step(learning_rate)
@@ -143,10 +143,12 @@ class MXNetTrainer:
         """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
         self._backward(images, labels, total)
         if not self._accumulated:
-            self._accumulated = [(each, [gradient.copy() for gradient in each.gradients]) for each in self._learned]
+            self._accumulated = [
+                (learned, [gradient.copy() for gradient in learned.gradients]) for learned in self._learned
+            ]
             return
-        for each, sums in self._accumulated:
-            for gradient, so_far in zip(each.gradients, sums, strict=True):
+        for learned, sums in self._accumulated:
+            for gradient, so_far in zip(learned.gradients, sums, strict=True):
                 so_far += gradient
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
@@ -155,7 +157,7 @@ class MXNetTrainer:
         for index, part in enumerate(self._parts(images, labels)):
             if part:
                 with mx.autograd.record():
-                    losses.append(self._counted_loss(index, *part) * (self._unit / total))
+                    losses.append(self._counted_loss(index, *part) * (self._gradient_factor / total))
                 self._seen[index] += len(part[1])
             else:
                 self._no_gradient(index)
@@ -170,7 +172,7 @@ class MXNetTrainer:
 
     def _begin(self) -> None:
         if self.pace:
-            wait_for(each.values for each in self._learned)
+            wait_for(learned.values for learned in self._learned)
             self.pace.begin()
 
     def _between(self, losses: list[NDArray]) -> None:
@@ -180,7 +182,7 @@ class MXNetTrainer:
 
     def _end(self) -> None:
         if self.pace:
-            wait_for(each.gradients for each in self._learned)
+            wait_for(learned.gradients for learned in self._learned)
             self.pace.end()
 
     def evaluate(self, images: Array, labels: Array) -> None:
@@ -218,10 +220,10 @@ class MXNetTrainer:
         ]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
-        """The sum of the samples' cross-entropies, with those of auxiliary outputs; also adds the metrics of the main
-        output."""
-        found = self._block(images)
-        logits, *auxiliary = found if self._auxiliary_weights else [found]  # (N, num_classes) each
+        """The cross-entropy summed over the samples, including that of auxiliary outputs. Also counts the metrics of
+        the main output."""
+        outputs = self._block(images)
+        logits, *auxiliary = outputs if self._auxiliary_weights else [outputs]  # (N, num_classes) each
         loss = cross_entropy(logits, labels)
         with mx.autograd.pause():
             self._sums[index] += count(logits, labels, loss, self._top_k)
@@ -231,8 +233,8 @@ class MXNetTrainer:
 
     def _no_gradient(self, index: int) -> None:
         """Set the gradients of a device without samples to zero."""
-        for each in self._learned:
-            each.gradients[index][:] = 0
+        for learned in self._learned:
+            learned.gradients[index][:] = 0
 
     # -- statistics -----------------------------------------------------------------------------------------------
 
@@ -248,8 +250,8 @@ class MXNetTrainer:
 
     def _flat_statistics(self, index: int) -> Array:
         """Running means and variances of one device, float64."""
-        found = [self._arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
-        flat: Array = np.concatenate(found).astype(np.float64)
+        arrays = [self._arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
+        flat: Array = np.concatenate(arrays).astype(np.float64)
         return flat
 
     def _fill_statistics(self, values: Array) -> None:
@@ -273,12 +275,12 @@ class MXNetTrainer:
         return {}
 
     def _model(self) -> dict[str, Array]:
-        names = (*(each.name for each in self._learned), *self._statistics)
+        names = (*(learned.name for learned in self._learned), *self._statistics)
         return {name: self._arrays[name].list_data()[0].asnumpy() for name in names}
 
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
-        names = (*(each.name for each in self._learned), *self._statistics)
+        names = (*(learned.name for learned in self._learned), *self._statistics)
         return [mxnet_state.common(name, self._arrays[name].list_data()) for name in names] + self._step.common_arrays()
 
     def digest(self) -> str:
@@ -300,42 +302,13 @@ class MXNetTrainer:
 
     def device_memory(self) -> float | None:
         """MiB in use on this worker's GPUs by all programs; None on the CPU."""
-        found = [
+        of_devices = [
             mx.context.gpu_memory_info(context.device_id) for context in self._contexts if context.device_type == "gpu"
         ]
-        return sum(total - free for free, total in found) / 2**20 if found else None
-
-
-def find_contexts(names: tuple[str, ...]) -> list[Any]:
-    """('cpu', 'cpu') -> [mx.cpu(0), mx.cpu(1)]; 'gpu:1' -> mx.gpu(1). Raises UserError for an absent GPU."""
-    framework = f"MXNet {mx.__version__}"
-    return [
-        mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
-        for index, name in enumerate(names)
-    ]
-
-
-def wait_for(arrays: Iterable[list[NDArray]]) -> None:
-    """Wait until MXNet's engine has computed these."""
-    for replicas in arrays:
-        for replica in replicas:
-            replica.wait_to_read()
+        return sum(total - free for free, total in of_devices) / 2**20 if of_devices else None
 
 
 def samples_of_a_step(settings: Settings, store: KVStore) -> int:
     """The factor of compressed gradients. As in MXNet's programs, --gc-threshold applies to the sum over a step's
     samples; their mean would hardly ever reach it."""
     return settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
-
-
-def cross_entropy(logits: NDArray, labels: NDArray) -> NDArray:
-    """Summed over the samples, (1,)."""
-    return -mx.nd.log_softmax(logits).pick(labels).sum()
-
-
-def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:
-    """(samples, correct, correct in top k, cross-entropy) as float64 (4,) on the device."""
-    correct = (logits.argmax(axis=1) == labels).sum()
-    top = logits.topk(axis=1, k=top_k, ret_typ="mask").pick(labels).sum() if top_k else mx.nd.zeros_like(correct)
-    samples = mx.nd.full((1,), len(labels), labels.context)
-    return mx.nd.concat(samples, correct, top, loss, dim=0).astype("float64")

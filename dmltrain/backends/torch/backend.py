@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dmltrain import optimizers
-from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
+from dmltrain.backends.backend import Capabilities, Settings, Trainer, TrainerState
 from dmltrain.backends.torch import release
 from dmltrain.base.arrays import Array
 from dmltrain.base.env import SERVER_SHARES, TRANSPORTS, Environment
@@ -27,7 +27,7 @@ class TorchBackend:
     name = "torch"
     title = "PyTorch"
     capabilities = Capabilities(
-        kvstores=tuple(each.name for each in types.TABLE),
+        kvstores=tuple(kvstore_type.name for kvstore_type in types.TABLE),
         codecs=codec.TYPES,
         dtypes=DTYPES,
         optimizers=optimizers.NAMES,
@@ -49,7 +49,7 @@ class TorchBackend:
         network: Network,
         settings: Settings,
         store: KVStore,
-        state: State | None = None,
+        state: TrainerState | None = None,
         normalisation: Normalisation | None = None,
     ) -> Trainer:
         from dmltrain.backends.torch.trainer import TorchTrainer
@@ -65,8 +65,8 @@ class TorchBackend:
         from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
         from dmltrain.kvstore.worker.store import DistKVStore
 
-        made = ElasticKVStore if environment.elastic else DistKVStore
-        return made(kind, staleness, environment)
+        store_class = ElasticKVStore if environment.elastic else DistKVStore
+        return store_class(kind, staleness, environment)
 
     def serve(self, environment: Environment) -> str:
         if environment.role == "scheduler":
@@ -95,4 +95,4 @@ def make_step(spec: dict[str, Any], key: int | str, value: Array) -> OptimizerSt
     release.check()
     from dmltrain.backends.torch import server_optimizer
 
-    return server_optimizer.Step(spec, key, value)
+    return server_optimizer.SliceOptimizer(spec, key, value)

@@ -1,4 +1,4 @@
-"""What the settings say of how workers exchange gradients."""
+"""The settings of the exchange of gradients, as the kvstore and `distribute` take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmltrain.kvstore.base import KVStore
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
     """The parameters of gradient compression. As in MXNet's programs, --gc-threshold applies to the sum over a step's
     samples; gradients are means over them, so the threshold is divided, too."""
-    parameter = next((each.parameter for each in codec.TABLE if each.name == settings.gc_type), None)
+    parameter = next((row.parameter for row in codec.TABLE if row.name == settings.gc_type), None)
     value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:
         return {"type": settings.gc_type}
@@ -21,5 +21,5 @@ def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
 
 
 def factor_rows(settings: Settings, store: KVStore) -> int:
-    """The samples of a worker's step, if dense layers may send factors."""
+    """The number of samples of a worker's step if dense layers may send factors, else 0."""
     return 0 if settings.factors == "off" else settings.batch_size * batches_of_a_step(settings, store.num_workers)

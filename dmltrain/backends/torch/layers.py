@@ -24,8 +24,7 @@ from torch.fx.node import Argument
 from torch.nn import functional
 
 from dmltrain import initial, layers
-from dmltrain.backends.torch.response_norm import response_norm
-from dmltrain.backends.torch.sampling import sample_affine
+from dmltrain.backends.torch.operators import response_norm, sample_affine
 from dmltrain.layers import Network
 
 AUXILIARY = "auxiliary output"  # marks nodes of a graph
@@ -49,8 +48,8 @@ def build(network: Network) -> fx.GraphModule:
 
 
 class _Module(fx.GraphModule):
-    """Copies and pickles are built anew from the network. torch would trace the code of a pickle, and so take the flag
-    `training` of that moment for a constant."""
+    """Copies and pickles are built anew from the network. torch would trace the code of a pickle; the trace would make
+    the present value of the flag `training` a constant."""
 
     network: Network
 
@@ -82,7 +81,7 @@ def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
 
 
 def _arrays(network: Network) -> torch.nn.Module:
-    """A module that only holds the network's arrays, in order; GraphModule takes over those that its graph names."""
+    """A module that only holds the network's arrays, in order. GraphModule takes from it those that its graph names."""
     holder = torch.nn.Module()
     for parameter in network.parameters():
         holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))
@@ -193,8 +192,8 @@ def _(layer: layers.Auxiliary, x: fx.Node) -> fx.Node:
 
 @_emit.register
 def _(layer: layers.Chain, x: fx.Node) -> fx.Node:
-    for each in layer.layers:
-        x = _emit(each, x)
+    for inner in layer.layers:
+        x = _emit(inner, x)
     return x
 
 

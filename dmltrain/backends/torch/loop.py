@@ -53,7 +53,7 @@ class Batches:
             raise UserError(f"dmltrain.loader: {error}") from error
 
     def seed(self, number: int) -> None:
-        """Of the random numbers of its worker processes, from the next iteration on."""
+        """Seed the random numbers of the loader's worker processes, from the next iteration on."""
         self._generator.manual_seed(number)
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,10 +61,10 @@ class Batches:
 
 
 def _begin(parent: int, then: Callable[[int], None] | None, number: int) -> None:
-    """In a worker process: end with its parent, whose connections it has inherited. Else the job would notice only
-    seconds later that the parent was killed."""
+    """In a worker process of the loader: let it end together with its parent. It has inherited the parent's
+    connections; while it holds them open, the job does not notice that the parent was killed."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # the parent ended before the call, which then sends no signal
         os._exit(1)
     if then:
         then(number)
@@ -78,15 +78,15 @@ class Statistics:
 
     def __init__(self, model: nn.Module) -> None:
         layers = [module for module in model.modules() if isinstance(module, _NormBase)]
-        found = [getattr(layer, name) for layer in layers for name in _STATISTICS]
-        self._tensors: list[torch.Tensor] = [each for each in found if each is not None]
+        tensors = [getattr(layer, name) for layer in layers for name in _STATISTICS]
+        self._tensors: list[torch.Tensor] = [tensor for tensor in tensors if tensor is not None]
 
     @property
     def present(self) -> bool:
         return bool(self._tensors)
 
     def merge(self, seen: int, all_reduce: Callable[[str, Array], Array]) -> None:
-        """Replace them by their mean over all workers, each weighted by the samples that it has `seen`."""
+        """Replace the statistics by their mean over all workers, weighted by the samples that each has `seen`."""
         flat = np.concatenate([tensor.double().cpu().numpy().ravel() for tensor in self._tensors])
         merged = weights.merged_statistics([flat], [seen], all_reduce)
         if merged is not None:
@@ -97,7 +97,7 @@ class Statistics:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Afterwards they are as they were."""
+        """A context after which the statistics are as before it."""
         before = [tensor.clone() for tensor in self._tensors]
         try:
             yield
@@ -130,10 +130,10 @@ def check_value(name: str, value: Any) -> None:
 
 
 def _wrong(value: Any) -> Any:
-    """The first part of the value that cannot be kept; None if there is none."""
+    """The first part of the value that `decode` would refuse; None if there is none."""
     if type(value) in (dict, list, tuple):
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return next((found for found in map(_wrong, parts) if found is not None), None)
+        return next((wrong for wrong in map(_wrong, parts) if wrong is not None), None)
     known = value is None or type(value) in (bool, int, float, str, torch.Tensor)
     return None if known else value
 
@@ -152,20 +152,21 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes, source: str) -> dict[str, Any]:
-    """The inverse; runs no code. Raises UserError, which names the `source`, for other content."""
+    """The inverse of `encode`; runs no code from the content. Raises UserError, which names the `source`, for other
+    content."""
     try:
         return state.decode(content)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
 
 
-def load(target: Any, found: Any, where: str) -> None:
+def load(target: Any, state_dict: Any, where: str) -> None:
     """Load a state_dict into the object. Raises UserError if it does not fit."""
     try:
         if isinstance(target, DistributedOptimizer):
-            load_state(target, found)
+            load_state(target, state_dict)
         else:
-            target.load_state_dict(found)
+            target.load_state_dict(state_dict)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} does not fit: {str(error).splitlines()[0][:200]}") from error
 
@@ -173,17 +174,19 @@ def load(target: Any, found: Any, where: str) -> None:
 def load_step(model: nn.Module, optimizer: Any, states: Mapping[str, Any], where: str) -> None:
     """Load the weights and the optimizer's state; the model's buffers and the optimizer's options stay. Raises
     UserError if they do not fit."""
-    own = {name: each.clone() for name, each in model.named_buffers() if name in states["model"]}
+    own = {name: buffer.clone() for name, buffer in model.named_buffers() if name in states["model"]}
     load(model, {**states["model"], **own}, f"{where}: model")
-    options = optimizer.inner.state_dict()["param_groups"]  # without asking the servers for their states
+    options = optimizer.inner.state_dict()["param_groups"]  # of the inner one: it does not ask the servers
     load(optimizer, {**states["optimizer"], "param_groups": options}, f"{where}: optimizer")
 
 
 def digest(model: nn.Module) -> str:
-    return state.digest({name: each for name, each in model.state_dict().items() if isinstance(each, torch.Tensor)})
+    return state.digest(
+        {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    )
 
 
 def array(value: Any) -> Array:
     """Numbers, also of a tensor, as float64."""
-    found = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-    return np.array(found, np.float64)
+    numbers = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    return np.array(numbers, np.float64)

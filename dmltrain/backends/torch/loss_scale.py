@@ -1,9 +1,8 @@
 """Loss scaling for float16: keeps gradients that float16 would round to zero, and skips steps that overflow.
 
-Workers decide by the sum of all workers' gradients, which is the same on each, so all skip the same steps without
-communication. Where workers step alone (dist_local), each decides for itself. Nothing is copied from the device.
-(Micikevicius et al. 2018, section 3.2.)
-"""
+A worker looks at the sum of all workers' gradients, which is the same on all, so all skip the same steps without
+further communication. Where workers step alone (dist_local), each decides for itself. Nothing is copied from the
+device. (Micikevicius et al. 2018, section 3.2.)"""
 
 from __future__ import annotations
 
@@ -11,7 +10,9 @@ from typing import Any
 
 import torch
 
-FIRST = 2.0**16
+from dmltrain import optimizers
+
+FIRST = 2.0**16  # this and the next are the defaults of torch.amp.GradScaler
 GROW_AFTER = 2000  # steps without overflow before the scale doubles
 
 
@@ -25,7 +26,12 @@ class LossScale:
         optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
         overflowed = ~torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
         # Fused kernels read these two attributes. torch.amp.GradScaler sets them, too; no class declares them.
         optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]
@@ -50,3 +56,15 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"] if group["momentum"] else ():
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
+    return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
+
+
+def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
+    """The values of --optimizer whose optimizers read these attributes on the device."""
+    return tuple(
+        row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
+    )

@@ -14,15 +14,22 @@ from dmltrain.backends.torch import plain_step
 from dmltrain.layers import Network
 
 # Class name in lower case -> row; also torch.optim's classes that scripts use.
-BY_CLASS = {each.name.lower(): each for row in optimizers.TABLE for each in (row.torch, row.plain) if each}
+BY_CLASS = {
+    row_of_framework.name.lower(): row_of_framework
+    for row in optimizers.TABLE
+    for row_of_framework in (row.torch, row.plain)
+    if row_of_framework
+}
 
 
 @functools.cache
 def class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """The optimizer class `name`, in lower case."""
     row = BY_CLASS[name]
-    found: Callable[..., torch.optim.Optimizer] = row.own(torch) if row.own else getattr(torch.optim, row.name)
-    return found
+    optimizer_class: Callable[..., torch.optim.Optimizer] = (
+        row.own(torch) if row.own else getattr(torch.optim, row.name)
+    )
+    return optimizer_class
 
 
 def row_of(optimizer: torch.optim.Optimizer) -> optimizers.Torch | None:
@@ -39,11 +46,11 @@ def make_optimizer(module: torch.nn.Module, network: Network, settings: Settings
     groups = _groups(module, network, settings, row)
     plain_step.postpone_compiler()
     fused = {"fused": True} if groups[0]["params"][0].device.type in row.fused else {}
-    made = class_of(row.name.lower())(groups, lr=settings.lr, **fused, **row.arguments(settings))
+    optimizer = class_of(row.name.lower())(groups, lr=settings.lr, **fused, **row.arguments(settings))
     if row.numbered:
         for number, parameter in enumerate(module.parameters()):
-            made.state[parameter]["number"] = number
-    return made
+            optimizer.state[parameter]["number"] = number
+    return optimizer
 
 
 def _groups(
@@ -52,16 +59,18 @@ def _groups(
     """Parameter groups: those that learn at the usual rate and decay as usual come first, as in files of 0.4."""
     values = dict(module.named_parameters())
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for each in sorted(network.parameters(), key=lambda each: (each.lr_mult != 1.0, each.wd_mult != 1.0)):
-        of_kind = row.of_kind(each.kind)
-        key = (each.lr_mult, each.wd_mult, *of_kind.items())
+    for parameter in sorted(
+        network.parameters(), key=lambda parameter: (parameter.lr_mult != 1.0, parameter.wd_mult != 1.0)
+    ):
+        of_kind = row.of_kind(parameter.kind)
+        key = (parameter.lr_mult, parameter.wd_mult, *of_kind.items())
         if key not in groups:
-            groups[key] = {"params": [], "weight_decay": settings.wd * each.wd_mult, **of_kind}
-            if each.lr_mult != 1.0:
-                groups[key] |= {"lr_mult": each.lr_mult, "lr": settings.lr * each.lr_mult}
+            groups[key] = {"params": [], "weight_decay": settings.wd * parameter.wd_mult, **of_kind}
+            if parameter.lr_mult != 1.0:
+                groups[key] |= {"lr_mult": parameter.lr_mult, "lr": settings.lr * parameter.lr_mult}
             if row.rate_in_momentum:
                 groups[key]["rate_in_momentum"] = True
-        groups[key]["params"].append(values[each.name])
+        groups[key]["params"].append(values[parameter.name])
     return list(groups.values())
 
 
@@ -74,8 +83,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def follow(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], before: float, now: float) -> None:
-    """Let torch's momentum follow a change of the learning rate as MXNet's does, which contains the rate: earlier
-    gradients still count with the rate of their time. (A rate of 0 changes no weights, and ends the momentum.)"""
+    """After a change of the learning rate, scale torch's momentum so that it acts like MXNet's. MXNet's momentum
+    contains the rate: earlier gradients still count with the rate of their time. (A rate of 0 changes no weights, and
+    ends the momentum.)"""
     if not now:
         return
     with torch.no_grad():
@@ -86,7 +96,8 @@ def follow(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state_dict, also of an older version, whose groups have other options: those that it lacks stay."""
+    """Load a state_dict, also one of an older version whose groups have other options. Options that it lacks keep their
+    values."""
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, options in zip(optimizer.param_groups, own, strict=True):
@@ -97,24 +108,12 @@ def load_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
 
 
 def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
-    """Copy the arrays of a state that was just loaded, in the memory order of their parameters: fused kernels read both
-    as flat memory, and the state may come from a run with another memory format. (torch's load_state_dict keeps the
-    order, and the memory of what it is given.)"""
+    """After a state was loaded: copy its arrays into the memory order of their parameters. Fused kernels read parameter
+    and state as flat memory, and the state may come from a run with another memory format. (torch's load_state_dict
+    keeps the memory order of the loaded arrays, and their memory.)"""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, torch.Tensor):
                 like = parameter if value.shape == parameter.shape else value
                 laid_out = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False)
                 state[name] = laid_out.copy_(value)
-
-
-def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
-    return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
-
-
-def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
-    """The values of --optimizer that do so on the device."""
-    return tuple(
-        row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
-    )

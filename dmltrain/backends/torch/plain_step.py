@@ -1,9 +1,9 @@
-"""Steps of torch's optimizers that do not import torch.compile's machinery.
+"""Steps of torch's optimizers without the import of torch.compile's machinery.
 
-torch.optim marks its optimizers' methods so that torch.compile does not follow them, and to do so it imports
-torch._dynamo in every process that makes an optimizer. That takes as long as the import of torch itself, a second. A
-process that compiles nothing needs neither. (torch/_compile.py, _disable_dynamo; torch/optim/optimizer.py,
-_use_grad_for_differentiable.)
+torch.optim marks the methods of its optimizers so that torch.compile does not trace them. For that it imports
+torch._dynamo in every process that creates an optimizer, which takes as long as the import of torch itself, a second. A
+process that compiles nothing needs neither the marks nor the import. (torch/_compile.py, _disable_dynamo;
+torch/optim/optimizer.py, _use_grad_for_differentiable.)
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def postpone_compiler() -> None:
-    """From now on the methods of torch's optimizers import torch.compile's machinery only once something else has. Has
-    no effect with a version of torch that marks them in another way."""
+    """From now on the methods of torch's optimizers do not import torch.compile's machinery themselves; they use it
+    after something else has imported it. No effect with a version of torch that marks the methods in another way."""
     for name in MARKED:
         plain = getattr(getattr(Optimizer, name), "__wrapped__", None)
         if plain is not None and not hasattr(plain, MARK):
@@ -49,8 +49,8 @@ def _until_compiling(name: str, plain: Callable[..., Any]) -> Callable[..., Any]
 
 
 def is_possible(optimizer: Optimizer) -> bool:
-    """Whether `step` does the same as the optimizer's own `step()`: no hook, scheduler or gradient scaler has changed
-    that of this object, and it needs no gradients of its own."""
+    """Whether `step` does the same as the optimizer's own `step()`: no hook, scheduler or gradient scaler changes the
+    step of this object, and the step itself need not be differentiable."""
     own_step = vars(optimizer).get("step")
     if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):  # this wrapper only counts calls
         return False
@@ -60,7 +60,7 @@ def is_possible(optimizer: Optimizer) -> bool:
 
 
 def step(optimizer: Optimizer) -> None:
-    """A step of an optimizer for which that `is_possible`, with its name in profiles as usual."""
+    """Make a step of an optimizer for which `is_possible` is true. Profiles show its usual name."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedulers' warning about the order of calls
     plain = _plain(optimizer)
     assert plain is not None  # see is_possible
@@ -76,9 +76,9 @@ def _named(name: str) -> contextlib.AbstractContextManager[Any]:
 
 def _plain(optimizer: Optimizer) -> Callable[..., Any] | None:
     """The class's step without torch's wrappers; None if another program has wrapped it."""
-    found: Callable[..., Any] = type(optimizer).step
-    while inner := getattr(found, "__wrapped__", None):
-        if not found.__code__.co_filename.startswith(TORCH):
+    function: Callable[..., Any] = type(optimizer).step
+    while inner := getattr(function, "__wrapped__", None):
+        if not function.__code__.co_filename.startswith(TORCH):
             return None
-        found = inner
-    return found
+        function = inner
+    return function

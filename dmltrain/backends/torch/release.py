@@ -17,8 +17,8 @@ def check(version: str | None = None) -> None:
         import torch
 
         version = torch.__version__
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if not found or (int(found[1]), int(found[2])) < OLDEST:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if not numbers or (int(numbers[1]), int(numbers[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(
             f"PyTorch {version} is installed, expected {oldest} or newer: with older releases a checkpoint can run "

@@ -17,10 +17,12 @@ from dmltrain.base.errors import UserError
 RATE = "lr"  # in a state
 
 
-class Step:
-    """The optimizer of one slice. `spec`: {"name", "lr", other numbers, "keys": {str(key): {numbers that differ for
-    this key}}}. Numbers that every optimizer takes are "rescale": the factor of all gradients (default 1),
-    "rate_in_momentum" and "number": see optimizers.Torch (default: no, and the key's). Raises ValueError that lists the
+class SliceOptimizer:
+    """The optimizer of one slice of a key's weights.
+
+    `spec`: {"name", "lr", other numbers, "keys": {str(key): {numbers that differ for this key}}}. Every optimizer takes
+    the numbers "rescale", the factor of all gradients (default 1), "rate_in_momentum" and "number" (see
+    optimizers.Torch; default: no, and the key's number). Raises ValueError for a wrong spec; the message lists the
     valid names."""
 
     def __init__(self, spec: dict[str, Any], key: int | str, value: Array) -> None:
@@ -79,10 +81,10 @@ class Step:
 
     def state(self) -> dict[str, Array]:
         """The optimizer's arrays by their names in torch, and the learning rate if the momentum depends on it."""
-        found = {name: np.asarray(item) for name, item in self._state.items() if item is not None}
-        if self._follows and self._rate is not None and "momentum_buffer" in found:
-            found[RATE] = np.array(self._rate)
-        return found
+        arrays = {name: np.asarray(item) for name, item in self._state.items() if item is not None}
+        if self._follows and self._rate is not None and "momentum_buffer" in arrays:
+            arrays[RATE] = np.array(self._rate)
+        return arrays
 
     def load(self, state: dict[str, Array]) -> None:
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items() if name != RATE}
@@ -107,7 +109,7 @@ def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """An optimizer's option without tensors of one number in it, which torch also takes."""
+    """An option of an optimizer, with numbers in place of tensors of one element, which torch accepts as well."""
     if isinstance(value, (tuple, list)):
         return tuple(plain(each) for each in value)
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -18,7 +18,8 @@ from dmltrain.base import npz
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 
-# What a checkpoint names. torch.load allows more even with weights_only, among it functions that only take memory.
+# All names that the pickle in a checkpoint needs. Even with weights_only torch.load allows more, such as functions
+# that only allocate memory.
 NAMES = re.compile(r"collections (OrderedDict|Counter)|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
 
 
@@ -30,18 +31,18 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The inverse: reads tensors, numbers and strings only, which take no more memory than `content`, and runs no code.
-    Raises UserError for other content."""
+    """The inverse of `encode`. It reads only tensors, numbers and strings, runs no code from it, and takes no more
+    memory than `content`. Raises UserError for other content."""
     try:
         npz.check(content)
         check_names(content)
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        _check_sizes(found)
+        decoded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_sizes(decoded)
     except Exception as error:  # torch.load does not document its exceptions
         raise UserError(f"not a checkpoint: {(str(error) or type(error).__name__).splitlines()[0][:200]}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
-    return found
+    if not isinstance(decoded, dict):
+        raise UserError(f"not a checkpoint: it holds a {type(decoded).__name__}, expected a dictionary")
+    return decoded
 
 
 def check_names(content: bytes) -> None:
@@ -56,9 +57,9 @@ def check_names(content: bytes) -> None:
                         raise ValueError(f"it names {argument}, which a checkpoint does not need")
 
 
-def _check_sizes(found: Any) -> None:
+def _check_sizes(content: Any) -> None:
     """Raises ValueError for a tensor with more elements than its data: a copy would take more than the file."""
-    for tensor in _tensors(found):
+    for tensor in _tensors(content):
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"a tensor of {list(tensor.shape)} with the data of a smaller one")
 
@@ -79,12 +80,12 @@ def digest(arrays: Mapping[str, torch.Tensor]) -> str:
     return weights.digest({name: tensor.detach().cpu().contiguous().numpy() for name, tensor in arrays.items()})
 
 
-def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor | Array]) -> None:
-    """Load `found`: tensors, or arrays of MXNet's files. Raises UserError unless it has exactly the module's arrays and
+def load_weights(module: nn.Module, saved: Mapping[str, torch.Tensor | Array]) -> None:
+    """Load `saved`: tensors, or arrays of MXNet's files. Raises UserError unless it has exactly the module's arrays and
     shapes."""
-    own, given = ({name: array.shape for name, array in arrays.items()} for arrays in (module.state_dict(), found))
+    own, given = ({name: array.shape for name, array in arrays.items()} for arrays in (module.state_dict(), saved))
     weights.check_same(own, given)
-    module.load_state_dict({name: torch.as_tensor(each) for name, each in found.items()})
+    module.load_state_dict({name: torch.as_tensor(array) for name, array in saved.items()})
 
 
 def common(name: str, replicas: Sequence[torch.Tensor]) -> CommonArray:
@@ -105,7 +106,7 @@ def common(name: str, replicas: Sequence[torch.Tensor]) -> CommonArray:
 def common_of_optimizer(
     parameters: Iterable[torch.Tensor], state: Mapping[torch.Tensor, Mapping[str, Any]]
 ) -> list[CommonArray]:
-    """An optimizer's state by parameter, as far as workers have it in common: servers may have it instead."""
+    """The arrays of an optimizer's state that all workers have in common; none where the servers have the state."""
     return [
         common(f"{field} of parameter {number}", [value])
         for number, parameter in enumerate(parameters)

@@ -1,8 +1,8 @@
 """The trainer of the PyTorch backend: one worker's network on its devices.
 
-A gradient is the sum over samples divided by the step's total over all workers. So the sum over devices and workers is
-the mean over the step's samples, even if their shares differ. Metrics stay on the device until they are read: a step
-never waits for the previous one.
+Each device and worker divides the sum of its samples' gradients by the number of samples in the whole step, over all
+workers. So the sum over devices and workers is the mean over the step's samples, even if their shares differ. Metrics
+stay on the device until they are read: a step never waits for the previous one.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from torch.nn import functional
 
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Pace, Settings
-from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.distributed.local_steps import OUTER
 from dmltrain.backends.torch.exchange import compression, factor_rows
-from dmltrain.backends.torch.loss_scale import LossScale
-from dmltrain.backends.torch.normalise import Normalise
-from dmltrain.backends.torch.optimizer import (
-    load_state,
-    make_optimizer,
-    set_rate,
-    takes_loss_scale,
-    taking_loss_scale,
+from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
+from dmltrain.backends.torch.optimizer import load_state, make_optimizer, set_rate
+from dmltrain.backends.torch.replica import (
+    Normalise,
+    compiled,
+    count,
+    fill_statistics,
+    find_device,
+    image_layout,
+    statistics,
 )
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore.base import KVStore
-from dmltrain.layers import Conv, Network
+from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
-OTHERS = "workers"  # in checkpoints: what workers 1, 2, ... have of their own
+OWN_STATES = "workers"  # in checkpoints: the own states of workers 1, 2, ...
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
 
@@ -74,12 +75,12 @@ class TorchTrainer:
         if state:
             torch_state.load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
-        self._forwards = [compiled(module) if settings.compile else module for module in self._modules]
+        self._compiled_modules = [compiled(module) if settings.compile else module for module in self._modules]
         self._scale: LossScale | None = None
-        self._alone = store.kvstore_type.steps_alone
+        self._steps_alone = store.kvstore_type.steps_alone
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
         if state:
-            self._load_rest(state, store)
+            self._load_training_state(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
         self._seen = [0] * len(self._devices)  # training samples since the last merge of statistics
         self._has_gradient = False  # of `accumulate`
@@ -93,8 +94,8 @@ class TorchTrainer:
     def _distributed(
         self, network: Network, settings: Settings, store: KVStore, factored: Collection[str] | None
     ) -> distributed.DistributedOptimizer:
-        """An optimizer of the first replica's weights whose gradient is the sum over workers. `factored`: of a
-        state."""
+        """An optimizer of the first replica's weights; its gradient is the sum over workers. `factored`: the value of
+        FACTORED in a state."""
         if settings.gc_type != "none":
             store.set_gradient_compression(compression(settings, store))
         inner = make_optimizer(self._modules[0], network, settings)
@@ -164,7 +165,7 @@ class TorchTrainer:
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
         if not self._has_gradient:
-            self._optimizer.zero_grad()  # waits for the weights if the forward does not
+            self._optimizer.zero_grad()  # also waits for the weights, if the forward does not (without `defer`)
             self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
@@ -236,12 +237,12 @@ class TorchTrainer:
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
     def _counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
-        """The sum of the samples' cross-entropies, in training with those of auxiliary outputs; also adds the metrics
-        of the main output."""
+        """The cross-entropy summed over the samples; in training it includes that of auxiliary outputs. Also counts the
+        metrics of the main output."""
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            found = self._forwards[index](images)
-        logits, *auxiliary = (each.float() for each in (found if isinstance(found, tuple) else (found,)))
+            outputs = self._compiled_modules[index](images)
+        logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
         loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
         self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
         for weight, others in zip(self._auxiliary_weights, auxiliary, strict=False):  # none in evaluation
@@ -249,8 +250,9 @@ class TorchTrainer:
         return loss
 
     def _no_loss(self, index: int) -> torch.Tensor:
-        """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
-        self._optimizer.settle()  # there is no forward that waits for the weights
+        """The loss of a worker without samples, which takes part in the step all the same: 0, with a gradient of zeros
+        for each parameter."""
+        self._optimizer.settle()  # without a forward, nothing else waits for the weights
         plain = [
             parameter for parameter in self._modules[index].parameters() if parameter not in self._optimizer.factored
         ]
@@ -279,10 +281,12 @@ class TorchTrainer:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
         buffers = [statistics(module) for module in self._modules]
         if buffers[0] and num_workers * len(self._modules) > 1:
-            flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
+            flat = [
+                np.concatenate([buffer.double().cpu().numpy().ravel() for buffer in replica]) for replica in buffers
+            ]
             merged = weights.merged_statistics(flat, self._seen, all_reduce)
             if merged is not None:
-                _fill(buffers, merged)
+                fill_statistics(buffers, merged)
         self._seen = [0] * len(self._devices)
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -292,7 +296,7 @@ class TorchTrainer:
     ) -> dict[str, Any]:
         """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
         other workers' `own_state`. Call `synchronize` first."""
-        model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
+        model = {name: tensor.detach().cpu().clone() for name, tensor in self._modules[0].state_dict().items()}
         state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
         if self._optimizer.choices:
             state[FACTORED] = [choice.layer.name for choice in self._optimizer.choices if choice.as_factors]
@@ -301,44 +305,46 @@ class TorchTrainer:
         if residuals:
             state["residuals"] = {name: torch.from_numpy(array) for name, array in residuals.items()}
         if others:
-            state[OTHERS] = list(others)
+            state[OWN_STATES] = list(others)
         return state
 
     def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
-        """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
-        with its own statistics."""
+        """Go on from the result of another worker's `state`, also in the middle of a run or of a step.
+        `own_statistics`: keep this worker's batch-norm statistics."""
         self._optimizer.forget_round()
         for module in self._modules:
             own = dict(module.named_buffers()) if own_statistics else {}
-            kept = {name: each.clone() for name, each in own.items() if name in state["model"]}
+            kept = {name: buffer.clone() for name, buffer in own.items() if name in state["model"]}
             torch_state.load_weights(module, {**state["model"], **kept})
         load_state(self._optimizer, state["optimizer"])
         if not own_statistics:
             self._seen = [0] * len(self._devices)
 
     def own_state(self) -> dict[str, Any]:
-        """What only this worker has of it: where workers step alone, the optimizer's state and the loss scale."""
-        if not self._alone:
+        """The part of the state that differs between workers: where workers step alone, the optimizer's state and the
+        loss scale; else nothing."""
+        if not self._steps_alone:
             return {}
         scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
         return {"optimizer": self._optimizer.state_dict()["state"], **scale}
 
-    def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
-        state = with_own(state, store.rank) if self._alone else state
+    def _load_training_state(self, state: Mapping[str, Any], store: KVStore) -> None:
+        state = with_own_state(state, store.rank) if self._steps_alone else state
         residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
         if residuals is not None or "servers" in state.get("optimizer", {}):
             self._check_order(state["model"])
         if "optimizer" in state:
             load_state(self._optimizer, state["optimizer"])
         were_alone = OUTER in state.get("optimizer", {})
-        if residuals is not None and were_alone == self._alone:  # those of gradients do not fit differences of weights
+        # With dist_local, codecs compress differences of weights: residuals of gradients do not fit these.
+        if residuals is not None and were_alone == self._steps_alone:
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
 
     def _check_order(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Raise UserError unless weights were saved in the memory order that they have here: what servers and
-        residuals have of them is flat memory in that order."""
+        """Raise UserError unless the weights were saved in the memory order that they have here: the servers' states
+        and the residuals are flat memory in that order."""
         for name, own in self._modules[0].named_parameters():
             if saved[name].stride() != own.stride():
                 layout = "contiguous" if saved[name].is_contiguous() else "channels_last"
@@ -350,13 +356,13 @@ class TorchTrainer:
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
         replicas = [module.state_dict() for module in self._modules]
-        found = [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
-        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
-        found += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
-        if (scale := self._scale) and not self._alone:
+        arrays = [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        arrays += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
+        if (scale := self._scale) and not self._steps_alone:
             read, write = (lambda: np.array(scale.state())), (lambda values: scale.load_state(values.tolist()))
-            found.append(CommonArray("loss scale", read, write))
-        return found
+            arrays.append(CommonArray("loss scale", read, write))
+        return arrays
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean bit-identical networks."""
@@ -381,65 +387,11 @@ class TorchTrainer:
         return sum(used) / 2**20 if used else None
 
 
-def find_device(name: str) -> torch.device:
-    """'cpu' or 'gpu:0' -> the device. Raises UserError if this machine has no such GPU."""
-    if name == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
-
-
-def with_own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """A checkpoint's state, with what the worker of this rank had of its own there. If there were fewer workers, that
-    is worker 0's."""
-    others = state.get(OTHERS, [])
+def with_own_state(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """A checkpoint's state, with the own state of the worker of this rank; with worker 0's if the checkpoint has fewer
+    workers."""
+    others = state.get(OWN_STATES, [])
     if not 0 < rank <= len(others) or "optimizer" not in state:
         return state
     own = others[rank - 1]
     return {**state, **own, "optimizer": {**state["optimizer"], "state": own["optimizer"]}}
-
-
-def image_layout(network: Network, name: str) -> torch.memory_format:
-    """channels_last makes convolutions faster; a network that only flattens its images would convert them back."""
-    convolves = any(isinstance(step.layer, Conv) for step in network.steps)
-    return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
-
-
-def compiled(module: nn.Module) -> Callable[[torch.Tensor], Any]:
-    """torch.compile, which compiles, and can fail, at the first call."""
-    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
-
-    forward = torch.compile(module)
-
-    def call(images: torch.Tensor) -> Any:
-        try:
-            return forward(images)
-        except TorchDynamoException as error:
-            raise UserError(
-                f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
-                "compiler such as g++, and no space in the path of PyTorch; or leave --compile out"
-            ) from error
-
-    return call
-
-
-def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:
-    """(samples, correct, correct in top k, cross-entropy) as a float64 tensor (4,) on the device."""
-    correct = (logits.argmax(dim=1) == labels).sum()
-    top = logits.new_zeros(())
-    if top_k:
-        top = (logits.topk(top_k, dim=1).indices == labels[:, None]).sum()
-    samples = logits.new_full((), len(labels))
-    return torch.stack([samples.double(), correct.double(), top.double(), loss.double()])
-
-
-def statistics(module: nn.Module) -> list[torch.Tensor]:
-    """The running means and variances of batch norms, without their counters of batches."""
-    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-
-
-def _fill(replicas: list[list[torch.Tensor]], values: Array) -> None:
-    """Write the flat float64 `values` into every replica's buffers."""
-    for buffers in replicas:
-        parts = weights.split(values, [buffer.shape for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            buffer.copy_(torch.from_numpy(part))

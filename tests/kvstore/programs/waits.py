@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from dmltrain import kvstore
-from dmltrain.train import communication
+from dmltrain.train import epoch_cost
 
 size, steps, *seconds = map(float, sys.argv[1:])
 store = kvstore.create("dist_sync")
@@ -19,12 +19,12 @@ store.pushpull(keys, gradients)
 store.barrier()
 limits = store.measure_limits()
 store.barrier()
-start = communication.mark(store)
+start = epoch_cost.mark(store)
 for _ in range(int(steps)):
     time.sleep(seconds[store.rank % len(seconds)])
     store.pushpull(keys, gradients)
-end = communication.mark(store)
+end = epoch_cost.mark(store)
 store.barrier()
-found = communication.between(store, start, end)
+found = epoch_cost.spent_between(store, start, end)
 print(json.dumps({"epoch": end.seconds - start.seconds, "limits": limits, **found}), flush=True)
 store.close()

@@ -146,7 +146,7 @@ class _Loader(SourceFileLoader):
 
 def spec() -> ModuleSpec | None:
     """The import spec of mxnet, for dmltrain_mxnet.pth; None if it is not installed. The call has no side effects."""
-    found = PathFinder.find_spec("mxnet")
-    if found and type(found.loader) is SourceFileLoader:
-        found.loader = _Loader(found.loader.name, found.loader.path)
-    return found
+    module_spec = PathFinder.find_spec("mxnet")
+    if module_spec and type(module_spec.loader) is SourceFileLoader:
+        module_spec.loader = _Loader(module_spec.loader.name, module_spec.loader.path)
+    return module_spec

@@ -49,7 +49,7 @@ class MXNetStore(KVStore):
             self.set_learning_rate(rate)
         for name, item in zip(*keys_and_values(key, value), strict=True):
             number = self.key_number(name)
-            self._kv.push(number, [self._of(name, each) for each in arrays_of(item)], priority=priority)
+            self._kv.push(number, [self._of(name, array) for array in arrays_of(item)], priority=priority)
             self._pushed(name)
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = False) -> Handle:
@@ -57,7 +57,7 @@ class MXNetStore(KVStore):
         keys, targets = keys_and_values(key, out)
         pairs: list[tuple[Any, Any]] = []  # the caller's array, and the NDArray that MXNet fills
         for name, target in zip(keys, targets, strict=True):
-            number, native = self.key_number(name), [self._of(name, each) for each in arrays_of(target)]
+            number, native = self.key_number(name), [self._of(name, array) for array in arrays_of(target)]
             self._kv.pull(number, native, priority=priority)
             self._pulled(name, native[0])
             pairs += zip(arrays_of(target), native, strict=True)

@@ -1,10 +1,10 @@
-"""MXNet's distributed kvstores (ps-lite) as dmltrain's KVStore, without their defects: the worker.
+"""The worker's side of MXNet's distributed kvstores (ps-lite), as a KVStore of dmltrain without their defects.
 
-Gradients and weights use MXNet's `kv.push` and `kv.pull`. In addition the worker has a store of dmltrain (`_side`). It
-provides the rank, which is the launcher's and the same in every run, unlike MXNet's. It detects lost processes, and
-sums small arrays. docs/mxnet.md lists the defects and how they are avoided.
+Gradients and weights go through MXNet's `kv.push` and `kv.pull`. In addition the worker has a store of dmltrain
+(`_side`). That store provides the rank, which is the launcher's and the same in every run, unlike MXNet's; it detects
+lost processes, and sums small arrays. docs/mxnet.md lists the defects, and how they are avoided.
 
-No worker waits forever in ps-lite: deadline.py ends the job if a value is awaited for too long.
+No worker waits forever in ps-lite: PullDeadline ends the job if a value is awaited for too long.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import hashlib
 import io
 import math
 import os
+import queue
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +30,6 @@ from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
 from dmltrain.backends.mxnet.compat import exit as mxnet_exit
 from dmltrain.backends.mxnet.kvstore.base import MXNetStore, arrays_of
-from dmltrain.backends.mxnet.kvstore.deadline import Wait
 from dmltrain.backends.mxnet.server import command as mxnet_command
 from dmltrain.base import npz
 from dmltrain.base.arrays import Array
@@ -37,6 +39,7 @@ from dmltrain.kvstore.base import Key, Keys, check_rate, keys_and_values
 from dmltrain.kvstore.worker.store import DistKVStore
 
 COMPRESSED = 16  # compression factor of 2bit: 32 bits of a float32 become 2
+CHECK_SECONDS = 1.0  # between two checks of PullDeadline
 
 
 class MXNetKVStore(MXNetStore):
@@ -48,7 +51,7 @@ class MXNetKVStore(MXNetStore):
         self.type = kind
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # takes seconds, in which this process sends no heartbeat
-        self._together = self.kvstore_type.synchronous
+        self._steps_together = self.kvstore_type.synchronous
         beside = replace(environment, host_sum="off")  # no weights go through it
         self._side = DistKVStore(kind, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
@@ -57,12 +60,12 @@ class MXNetKVStore(MXNetStore):
         self._kv = mxnet_ps.join(self._mx, environment, self._side.start_message.facts, kind)
         self.kv_rank: int = self._kv.rank
         self._rate: float | None = None
-        self._stepping = False
+        self._has_optimizer = False
         self._compression = 1
         self._last_pulled: dict[Key, Any] = {}  # since the key's last push
         self._sent = self._received = 0
         self._closed = False
-        self._wait = Wait(environment.wait_seconds, self._overdue)
+        self._deadline = PullDeadline(environment.wait_seconds, self._overdue)
         self._process = os.getpid()
         mxnet_exit.notice()
         atexit.register(self._at_exit)  # registered after, hence run before, that of _side
@@ -79,22 +82,22 @@ class MXNetKVStore(MXNetStore):
     # -- values ---------------------------------------------------------------------------------------------------
 
     def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
-        """Values come from the worker with `kv_rank` 0, which may be any; so all workers must give the same values."""
+        """The values are those of the worker with `kv_rank` 0, which can be any worker; so all must give the same."""
         super().init(key, value)
         self._mx.nd.waitall()
         self.barrier()
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
-        """Waits for the last pull of the key, as far as the gradient does not: MXNet would not order them, and the pull
-        could get the value after this push."""
-        if not self._together and not self._stepping:
+        """If the pushed array is not itself the target of the key's last pull, wait for that pull first: MXNet would
+        not order the two, and the pull could get the value after this push."""
+        if not self._steps_together and not self._has_optimizer:
             raise UserError(
                 f"kvstore {self.type} runs the optimizer on the servers: call set_optimizer first (MXNet's servers "
                 "would abort)"
             )
         for name, item in zip(*keys_and_values(key, value), strict=True):
             pulled = self._last_pulled.pop(name, None)
-            if pulled is not None and not any(each is pulled for each in arrays_of(item)):
+            if pulled is not None and not any(array is pulled for array in arrays_of(item)):
                 pulled.wait_to_read()
         super().push(key, value, priority, rate)
 
@@ -104,7 +107,7 @@ class MXNetKVStore(MXNetStore):
     def _pulled(self, key: Key, value: Any) -> None:
         self._received += 4 * math.prod(self._shapes[key])
         self._last_pulled[key] = value
-        self._wait.watch(key, value)
+        self._deadline.watch(key, value)
 
     def _overdue(self, key: Key, seconds: float) -> None:
         self._side.lose(
@@ -148,7 +151,7 @@ class MXNetKVStore(MXNetStore):
         self._check_whole(spec)
         if self.rank == 0:
             self._command("optimizer", spec)
-        self._rate, self._stepping = spec.get("lr"), True
+        self._rate, self._has_optimizer = spec.get("lr"), True
         self.barrier()
 
     def _check_whole(self, spec: Mapping[str, Any]) -> None:
@@ -162,13 +165,13 @@ class MXNetKVStore(MXNetStore):
             )
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends it to the
-        servers after all earlier steps. It takes part in every step, so no step uses a wrong rate."""
+        """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends the rate to
+        the servers, after all earlier steps. Each step needs worker 0's push, so no step uses a wrong rate."""
         check_rate(rate)
-        if not self._stepping or rate == self._rate:
+        if not self._has_optimizer or rate == self._rate:
             return
         self._rate = rate
-        if self.rank == 0 or not self._together:
+        if self.rank == 0 or not self._steps_together:
             self._mx.nd.waitall()
             self._command("learning_rate", float(rate))
 
@@ -203,6 +206,7 @@ class MXNetKVStore(MXNetStore):
             self.abort(str(error) or type(error).__name__)
             raise
         self._closed = True
+        # Free the store here, and leave the destructor of MXNet's object (mxnet/kvstore/kvstore.py) nothing to free.
         handle, self._kv.handle = self._kv.handle, ctypes.c_void_p()
         self._mx.base.check_call(self._mx.base._LIB.MXKVStoreFree(handle))  # waits for all, then the servers stop
         self._side.close()
@@ -240,6 +244,45 @@ class MXNetKVStore(MXNetStore):
                 f"worker {different[0]} calls kvstore.init with other keys or shapes than worker {self.rank}: "
                 "all workers must train the same model"
             )
+
+
+class PullDeadline:
+    """A deadline for pulls from ps-lite, which has none: calls `overdue(key, seconds)` once, when a value has been
+    awaited for more than `limit` seconds.
+
+    One thread waits for one pulled value after another: whenever it is idle, for the next pull. Another thread watches
+    the clock. A step costs nothing for it.
+    """
+
+    def __init__(self, limit: float, overdue: Callable[[Any, float], None]) -> None:
+        self._limit, self._overdue = limit, overdue
+        self._next: queue.Queue[tuple[Any, Any]] = queue.Queue(maxsize=1)
+        self._awaited: tuple[Any, float] | None = None  # key, since when
+        for work in (self._wait, self._check):
+            threading.Thread(target=work, name="awaited values", daemon=True).start()
+
+    def watch(self, key: Any, value: Any) -> None:
+        """`value` (NDArray) is the target of a pull. Ignored while another value is awaited."""
+        if self._awaited is None and self._next.empty():
+            self._next.put((key, value))
+
+    def _wait(self) -> None:
+        while True:
+            key, value = self._next.get()
+            self._awaited = key, time.monotonic()
+            try:
+                value.wait_to_read()
+            except Exception:  # the reader of the value gets the same error, and handles it
+                continue
+            finally:
+                self._awaited = None
+
+    def _check(self) -> None:
+        while True:
+            time.sleep(CHECK_SECONDS)
+            awaited = self._awaited
+            if awaited and time.monotonic() - awaited[1] > self._limit:
+                return self._overdue(awaited[0], time.monotonic() - awaited[1])
 
 
 def divided_from() -> int:

@@ -39,17 +39,17 @@ class MXNetLocalKVStore(MXNetStore):
 
     def set_learning_rate(self, rate: float) -> None:
         check_rate(rate)
-        self._stepping().set_learning_rate(rate)
+        self._required_updater().set_learning_rate(rate)
 
     def save_optimizer_states(self, path: str) -> None:
         stream = io.BytesIO()
-        np.savez(stream, **self._stepping().state())
+        np.savez(stream, **self._required_updater().state())
         write_whole(Path(path), stream.getbuffer())
 
     def load_optimizer_states(self, path: str) -> None:
-        self._stepping().load(dict(read_arrays(path)))
+        self._required_updater().load(dict(read_arrays(path)))
 
-    def _stepping(self) -> mxnet_optimizer.Updater:
+    def _required_updater(self) -> mxnet_optimizer.Updater:
         if self._updater is None:
             raise UserError(f"kvstore {self.type} has no optimizer: call set_optimizer first")
         return self._updater

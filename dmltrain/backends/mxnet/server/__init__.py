@@ -149,8 +149,8 @@ class Server(ServerProcess):
         """Load this server's part of a state, which may contain those of all servers."""
         own = f"{self._store.rank}/"
         try:
-            found = npz.read(data)
-            state = {name.removeprefix(own): array for name, array in found.items() if name.startswith(own)}
+            arrays = npz.read(data)
+            state = {name.removeprefix(own): array for name, array in arrays.items() if name.startswith(own)}
             with self._guard:
                 self._waiting = state
                 if self._updater:

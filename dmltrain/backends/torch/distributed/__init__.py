@@ -8,13 +8,14 @@ are two ways:
   gradients, and returns when the new weights are in the model.
 
 With `step_early` each bucket is pushed as soon as backward has produced its last gradient, and nothing waits before
-step(). There the worker's optimizer makes the step, bucket by bucket as sums arrive (early.py), or weights are pulled
-into the memory of the model's parameters, and awaited just before the next forward (on_servers.py). In an elastic job
-the step comes after the last sum (elastic.py), and weights are taken when all have come (elastic_on_servers.py, and
-elastic_changing.py also for dist_async and dist_ssp). With `defer` each bucket is awaited where the next forward first
-reads it (overlap.py, parameter_hooks.py).
+step(). The optimizer on the worker then steps each bucket when its sum arrives (early.py). With the optimizer on the
+servers, weights are pulled into the memory of the model's parameters; the next forward waits for them (on_servers.py).
+In an elastic job the step is made after the last sum has arrived (elastic.py), and weights are taken when all have
+arrived (elastic_on_servers.py; elastic_changing.py also for dist_async and dist_ssp). With `defer` the next forward
+waits for each bucket just before it first reads it (overlap.py, parameter_hooks.py).
 
-With dist_local no gradients are sent: each worker steps alone, and sometimes weights are averaged (local_steps.py).
+With dist_local no gradients are sent: each worker steps alone, and from time to time the weights are averaged
+(local_steps.py).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def distribute(
     defer (implies step_early): `step()` returns at once, and the next forward waits for each bucket just before it
     first reads it. The results are bit-identical. `model(x)`, `model.state_dict()` and this optimizer's methods see
     finished weights. Code that reads weights in other ways (`model.parameters()`, a call of a submodule) must call
-    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has
+    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (early.py), `defer` has
     no effect.
 
     factors (implies step_early): let dense layers send sufficient factors where that is faster (dist_sync, optimizer on

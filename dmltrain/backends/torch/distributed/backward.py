@@ -1,8 +1,9 @@
-"""The end of the outermost backward(): what a reducer does there.
+"""Calls back when the outermost backward() ends; reducers exchange their gradients then.
 
-torch can call back when a backward ends, but a backward that runs within another one (a checkpoint with
-use_reentrant=True) calls back too early. So `torch.autograd.backward`, which `Tensor.backward` calls too, is wrapped.
-A backward that is called in another way, through a name that a script imported before, calls back on its own.
+torch can call back when a backward ends. But if a backward runs inside another one (a checkpoint with
+use_reentrant=True), torch calls back at the end of the inner one, which is too early. So `torch.autograd.backward` is
+wrapped; `Tensor.backward` calls it, too. A script may have imported the original function before: for such a call
+torch's callback is used.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 
 
 class Waiting(Protocol):
-    """What has something to do at the end of a backward that has reached it."""
+    """Waits for the end of a backward that has reached one of its parameters."""
 
-    number: int  # the order in which they do it, the same on all workers
+    number: int  # those with smaller numbers finish first; the numbers are the same on all workers
 
     def finish(self) -> None: ...
 
@@ -27,7 +28,8 @@ class Waiting(Protocol):
 
 
 class _Calls(threading.local):
-    """Outermost backwards of this thread, and how many there were when `calls_since_last` was asked by each."""
+    """The number of outermost backwards of this thread, and for each asker the number at its last
+    `calls_since_last`."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -38,17 +40,17 @@ _calls = _Calls()
 _numbers = itertools.count()
 _lock = threading.Lock()
 _running: set[int] = set()  # threads that are in an outermost backward
-_reached: dict[Waiting, int] = {}  # with the thread whose backward has
+_reached: dict[Waiting, int] = {}  # -> the thread whose backward has reached it
 
 
 def next_number() -> int:
-    """For Waiting.number, if all workers make what waits in the same order."""
+    """For Waiting.number. All workers must create their Waiting objects in the same order."""
     return next(_numbers)
 
 
 def reached(waiting: Waiting) -> None:
-    """Call this in a hook of a backward: `waiting.finish` runs at the end of the outermost one. Devices have threads of
-    their own for backward."""
+    """Call this in a hook of a backward: `waiting.finish` then runs at the end of the outermost backward. The hook may
+    run in another thread than the call of backward(), because torch has a thread for each device."""
     thread = threading.get_ident()
     with _lock:
         if waiting in _reached:
@@ -61,20 +63,20 @@ def reached(waiting: Waiting) -> None:
 
 
 def calls_since_last(waiting: Waiting) -> int:
-    """How many outermost backwards this thread has begun since this was called last."""
+    """How many outermost backwards this thread has begun since the last call with the same object."""
     before = _calls.seen.get(waiting, 0)
     _calls.seen[waiting] = _calls.total
     return _calls.total - before
 
 
 def is_running() -> bool:
-    """Whether a hook of a backward calls this."""
+    """Whether the caller runs inside a backward, that is, in one of its hooks."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _is_of_device(thread: int) -> bool:
-    """Python does not know the threads in which torch computes gradients on a device."""
-    return all(each.ident != thread for each in threading.enumerate())
+    """Whether it is one of torch's threads that compute gradients on a device, which Python does not list."""
+    return all(running.ident != thread for running in threading.enumerate())
 
 
 def install() -> None:
@@ -93,29 +95,29 @@ def install() -> None:
         try:
             original(*arguments, **named)
         except BaseException as error:
-            for each in _taken(thread):
-                each.failed(error)
+            for reducer in _taken(thread):
+                reducer.failed(error)
             raise
         else:
-            found = _taken(thread)
+            reducers = _taken(thread)
         finally:
             _running.discard(thread)
-        for each in found:
-            each.finish()
+        for reducer in reducers:
+            reducer.finish()
 
     backward._dmltrain = True  # type: ignore[attr-defined]
     torch.autograd.backward = backward
 
 
 def _end(thread: int) -> None:
-    for each in _taken(thread):
-        each.finish()
+    for reducer in _taken(thread):
+        reducer.finish()
 
 
 def _taken(thread: int) -> list[Waiting]:
-    """What this thread's backward has reached, also in a device's thread, in order."""
+    """Remove and return what this thread's backward has reached, also through a device's thread, in order."""
     with _lock:
-        found = [each for each, of in _reached.items() if of == thread or of not in _running]
-        for each in found:
-            del _reached[each]
-    return sorted(found, key=lambda each: each.number)
+        reducers = [reducer for reducer, of in _reached.items() if of == thread or of not in _running]
+        for reducer in reducers:
+            del _reached[reducer]
+    return sorted(reducers, key=lambda reducer: reducer.number)

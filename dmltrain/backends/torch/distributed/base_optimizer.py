@@ -1,4 +1,4 @@
-"""A torch optimizer that wraps another one: the base of all distributed optimizers, used as it is by one worker."""
+"""A torch optimizer that wraps another one: the base of all distributed ones. A single worker uses it as it is."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Replaces the given optimizer, also for learning-rate schedulers. This base class only delegates to it."""
 
     choices: tuple[Choice, ...] = ()
-    """With `factors`, one for each dense layer: whether it sends factors. `str` says why, with the bytes of a step."""
-    factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of those that do
+    """With `factors`: for each dense layer whether it sends factors. `str(choice)` gives the reason and the bytes of a
+    step."""
+    factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of the layers that send factors
     committed: Array | None = None
-    """In an elastic job: the sum of the receipts (see `round`) of all workers whose gradients the last step has."""
+    """In an elastic job: the sum of the receipts (see `round`) of all workers whose gradients are in the last step."""
     rate_factor = 1.0
-    """In an elastic job: what the next step multiplies learning rates by. `param_groups` keeps them without it."""
+    """In an elastic job: the next step multiplies learning rates by this. `param_groups` keeps the rates unchanged."""
 
     _weight = 1.0  # of the next backward
-    _more = False  # whether the gradients need another backward after it
+    _more = False  # whether the gradients of this step are incomplete after the next backward
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # without super().__init__(): the inner has the state
         self.inner = optimizer
@@ -44,9 +45,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def common_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """By parameter: the optimizers' arrays that all workers of a synchronous job have in common."""
-        found: Mapping[torch.Tensor, Mapping[str, Any]] = self.state
-        return found
+        """Parameter -> the arrays of its optimizer state that are the same on all workers of a synchronous job."""
+        state: Mapping[torch.Tensor, Mapping[str, Any]] = self.state
+        return state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # read-only here
@@ -54,8 +55,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped optimizer has, such as `train()` and `eval()` of schedule-free ones. Private names are
-        not passed on: one of them tells GradScaler that a fused optimizer unscales gradients, and GradScaler would give
-        the scale to this object, which ignores it."""
+        not passed on. One of them (`_step_supports_amp_scaling`) tells GradScaler that a fused optimizer unscales
+        gradients itself: GradScaler would then give the scale to this object, which ignores it."""
         if name.startswith("_") or name == "inner":  # the latter is not there yet while the object is made
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -73,24 +74,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def push_gradients(self) -> None:
-        """Push all gradients. With overlap=False the caller does this after it has completed them."""
+        """Push all gradients. With overlap=False the caller calls this when the gradients are complete."""
 
     def reduce_gradients(self) -> None:
-        """Wait until the gradients are the sum or mean of all workers'. Needed only before code that reads or changes
-        them between backward() and step(): clipping, a gradient scaler's `unscale_`."""
+        """Wait until the gradients are the sum or the mean over all workers. Call it only before code that reads or
+        changes gradients between backward() and step(), such as clipping or a gradient scaler's `unscale_`."""
         self._check_complete()
         weight, self._weight = self._weight, 1.0
         self.rescale(weight)
 
     def weigh(self, weight: float, more: bool = False) -> None:
-        """From the next backward on, multiply this worker's gradients before they are sent. Where steps have the mean
-        of all workers' gradients, it is that over all samples if each worker's loss is the mean over its own, and its
-        weight is their number, times the workers, divided by the samples of all. With 0 any gradients count as zeros.
-        With `more` backward only adds to the gradients, and the next weight counts, for all of them."""
+        """From the next backward on, multiply this worker's gradients by `weight` before they are sent.
+
+        A step with the mean of all workers' gradients counts all workers equally.
+        To average over all samples, pass n_own × n_workers / n_total. Each worker's loss must be the mean over its
+        own n_own samples. With weight 0 all gradients count as zeros, whatever they are.
+
+        `more`: the next backward only adds to the gradients, and sends nothing. The weight of the next call then
+        applies to all that was added up.
+        """
         self._weight, self._more = weight, more
 
     def rescale(self, factor: float) -> None:
-        """Multiply the gradients that backward passes have added up so far in a step that needs more of them."""
+        """Multiply the gradients that the step's backward passes have added up so far."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and factor != 1.0:
@@ -104,14 +110,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        """In an elastic job this comes before each step: `dealt` is the number of samples that all workers got for it,
-        by which losses are divided, or gradients are weighed; `receipt` (3,) float64 says which this worker got: their
-        number, and two sums over them that the caller chooses. The step has the mean over the samples of those workers
-        that go on; after it `then` is called with the sum of their receipts."""
+        """In an elastic job, call this before each step.
+
+        dealt: how many samples all workers got for the step. Losses are divided by it, or gradients are weighed with
+        it. receipt: (3,) float64, which samples this worker got: their number, and two sums over them that the caller
+        chooses. The step uses the mean over the samples of the workers that are still in the job. After the step `then`
+        is called with the sum of their receipts.
+        """
 
     @contextlib.contextmanager
     def _multiplied_rates(self) -> Iterator[None]:
-        """In this context `param_groups` has the rates times `rate_factor`."""
+        """Inside this context the learning rates in `param_groups` are multiplied by `rate_factor`."""
         if self.rate_factor == 1.0:
             yield
             return
@@ -125,12 +134,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 group["lr"] = rate
 
     def skip_round(self) -> bool:
-        """In an elastic job: the script makes no step with the gradients of the last backward. Returns False if the
-        other workers still wait for them."""
+        """In an elastic job: the script made no step with the gradients of the last backward. Returns False if the
+        other workers still wait for these gradients."""
         return False
 
     def forget_round(self) -> None:
-        """In an elastic job: make no step with the gradients of the last backward."""
+        """In an elastic job: discard the gradients of the last backward."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         DistributedOptimizer.reduce_gradients(self)
@@ -147,12 +156,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the model's forward (see `distribute`)."""
 
     def synchronize(self) -> None:
-        """Like `settle`; with the optimizer on the servers also fetch their latest weights, and with dist_local, where
-        every worker must call it, average the workers' weights. Call it before evaluation or saving."""
+        """Call this before evaluation or saving. Like `settle`, and with the optimizer on the servers it also fetches
+        their latest weights. With dist_local it averages the workers' weights; there every worker must call it."""
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes in this context only add to the gradients; the next one after it pushes them."""
+        """Backward passes inside this context only add to the gradients. The first one after it pushes them."""
         yield
 
     def state_dict(self) -> dict[str, Any]:

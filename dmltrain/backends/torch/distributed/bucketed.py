@@ -36,12 +36,12 @@ class BucketedOptimizer(DistributedOptimizer):
         self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), whole, factored)
         self._factored = [bucket for bucket in self._buckets if isinstance(bucket, FactoredBucket)]
         self._declare([bucket for bucket in self._buckets if bucket not in self._factored], whole, mean)
-        for each in self._factored:
-            each.prepare(store)
+        for bucket in self._factored:
+            bucket.prepare(store)
         self._hooks: list[RemovableHandle] = []
         self._is_released = False
         trained = {parameter for bucket in self._buckets for parameter in bucket.parameters}
-        same.share(store, [each for each in (*model.parameters(), *model.buffers()) if each not in trained])
+        same.share(store, [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor not in trained])
         owners.claim(self, trained)
 
     def _declare(self, buckets: list[Bucket], whole: bool, mean: bool) -> None:

@@ -24,12 +24,12 @@ REPLACED = (
     f"p.grad was replaced or set to None between backward() and step(), after gradients had been sent {EARLY}: train "
     "without these, or call optimizer.reduce_gradients() first"
 )
-MAX_PLACES = 8  # of results in memory, whose views are kept
+MAX_PLACES = 8  # addresses of results for which a bucket keeps views
 
 
 @dataclass(eq=False)
 class Bucket:
-    """Parameters of one optimizer group, type and device. Each keeps its memory order within the flat memory."""
+    """Parameters of the same optimizer group, type and device. Each keeps the order of its dimensions in memory."""
 
     name: str
     group: int  # number of the optimizer's parameter group
@@ -43,7 +43,7 @@ class Bucket:
     views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
     _places: list[tuple[torch.Size, tuple[int, ...], int]] = field(init=False)  # shape, strides and offset
     _host: torch.Tensor = field(init=False)
-    _landing: torch.Tensor = field(init=False)  # receives results that are not read in place
+    _results_memory: torch.Tensor = field(init=False)  # receives results that cannot be read where the store has them
     _weights: torch.Tensor | None = None
     _weight_views: list[torch.Tensor] = field(default_factory=list)
     _version: int = 0  # autograd's count of changes to the gradients' memory
@@ -66,15 +66,15 @@ class Bucket:
         return self.parameters[0].device
 
     def lay_out(self, memory: Array, keep: bool = False) -> None:
-        """Place gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU, and
-        are copied to pinned memory before the push; the results come to the same pinned memory, or with `keep` to
-        pinned memory of their own."""
+        """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
+        and are copied to pinned memory before the push. Results arrive in the same pinned memory. With `keep` (see
+        KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate pinned memory."""
         self._host = torch.from_numpy(memory)
         if self.device.type != "cpu":
             self._host = torch.empty_like(self._host, pin_memory=True)
-        self._landing = self._host
+        self._results_memory = self._host
         if keep and self.device.type != "cpu":
-            self._landing = torch.empty_like(self._host, pin_memory=True)
+            self._results_memory = torch.empty_like(self._host, pin_memory=True)
         self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
         self.views = self.cut(self.gradients)
 
@@ -97,7 +97,7 @@ class Bucket:
         self.pushed = self.stepped = False
 
     def accumulate(self) -> None:
-        """A later backward completes the gradients."""
+        """The gradients are not complete: a later backward adds to them."""
         self.begin()
 
     def discard(self) -> None:
@@ -122,7 +122,7 @@ class Bucket:
             self._collect(index, parameter)
 
     def fill(self) -> None:
-        """Copy all gradients. Those of the parameters stay as they are, in their own memory."""
+        """Copy all gradients into the bucket. The parameters' own gradients are not changed."""
         with torch.no_grad():
             for view, parameter in zip(self.views, self.parameters, strict=True):
                 copy_gradient(view, parameter.grad)
@@ -135,7 +135,7 @@ class Bucket:
         elif parameter.grad.layout is not torch.strided:
             raise UserError(f"sparse gradients cannot be sent during backward {EARLY}: train without these")
         elif parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad.detach())  # which has a graph after backward(create_graph=True)
+            view.copy_(parameter.grad.detach())  # after backward(create_graph=True) the gradient has a graph
         else:
             self._seen.add(index)
             return
@@ -143,7 +143,8 @@ class Bucket:
         self._seen.add(index)
 
     def _check_place(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """`model.to()` also moves gradients, which are the views here."""
+        """Raise UserError if a parameter's gradient is no longer in the bucket's memory: `model.to()` also moves
+        gradients, which are views of that memory."""
         _, strides, offset = self._places[index]
         view, memory = self.views[index], self.gradients
         moved = view.numel() and view.data_ptr() != memory.data_ptr() + offset * memory.element_size()
@@ -155,7 +156,7 @@ class Bucket:
             )
 
     def weigh(self, weight: float) -> None:
-        """Multiply the complete gradients, before the push. With 0 they are zeros, whatever they were."""
+        """Multiply the complete gradients before the push. Weight 0 sets them to zero, also where they are NaN."""
         if weight == 0.0:
             self.gradients.zero_()
         elif weight != 1.0:
@@ -171,7 +172,7 @@ class Bucket:
         """Push the gradients, and pull the sum or mean of all workers'."""
         gradients = self.host_gradients()
         self.note_sent()
-        out = READ if self.device.type == "cpu" else self._landing.numpy()  # pinned memory, from which a GPU copies
+        out = READ if self.device.type == "cpu" else self._results_memory.numpy()  # pinned, for the copy to the GPU
         return store.pushpull(self.name, gradients, out, self.priority, wait=False)
 
     def send_with(self, store: KVStore, key: str, values: Array) -> Handle:
@@ -181,11 +182,11 @@ class Bucket:
         return store.pushpull([self.name, key], [gradients, values], READ, self.priority, wait=False)
 
     def note_sent(self) -> None:
-        """What the gradients are now is pushed: see `check_unchanged`."""
+        """Remember the version of the gradients that are pushed now, for `check_unchanged`."""
         self._version = self.gradients._version
 
     def factor_to_mean(self, store: KVStore) -> float:
-        """Of what `send` pulls."""
+        """What `send` pulls, times this, is the mean."""
         return store.factor_to_mean(self.name)
 
     def check_unchanged(self) -> None:
@@ -216,7 +217,7 @@ class Bucket:
         return self.views
 
     def _result(self, handle: Handle) -> Array:
-        return handle.values[0] if handle.values else self._landing.numpy()
+        return handle.values[0] if handle.values else self._results_memory.numpy()
 
     def _take(self, total: Array, factor: float) -> None:
         if self.device.type == "cpu":
@@ -227,9 +228,9 @@ class Bucket:
     def result_in_place(
         self, handle: Handle, factor: float, copied: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """In this context every parameter has what `send` has pulled, times `factor`, as its gradient, also after
-        zero_grad() has removed its own. If the factor is 1, gradients are the server's memory, which must not be
-        written, unless they are to be `copied`."""
+        """Inside this context the gradient of every parameter is what `send` has pulled, times `factor`, also if
+        zero_grad() has removed the parameter's own. If the factor is 1, these gradients are the server's memory, which
+        must not be written; `copied` makes copies instead."""
         if not copied:
             return self._with_gradients(self.result(handle, factor))
         self._take(self._result(handle), factor)
@@ -276,7 +277,7 @@ class Bucket:
                 parameter.data = view
 
     def check_adopted(self) -> None:
-        """Raise UserError for parameters that `adopt_weights` has moved, and that are elsewhere now."""
+        """Raise UserError for parameters whose memory is no longer that of `adopt_weights`."""
         for name, view, parameter in zip(self.names, self._weight_views, self.parameters, strict=True):
             if view.data_ptr() != parameter.data_ptr():
                 raise UserError(
@@ -290,8 +291,8 @@ class Bucket:
             self._weights.copy_(torch.from_numpy(self.pulled), non_blocking=True)
 
     def _views_of(self, total: Array) -> list[torch.Tensor]:
-        """The gradients in `total`, which must not be written. Results come to few places again and again, so their
-        views are kept; they keep the memory too, so that no other array gets its address."""
+        """The gradients in `total`, which must not be written. Results arrive at the same few addresses, so the views
+        are kept by address. A view keeps its memory alive, so no other array can get the same address."""
         address = total.__array_interface__["data"][0]
         views = self._results.get(address)
         if views is None:
@@ -301,7 +302,7 @@ class Bucket:
         return views
 
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of `flat` (elements,), one with the shape and the memory order that each parameter had at first."""
+        """Views of `flat` (elements,), one for each parameter, with its first shape and memory order."""
         return [flat.as_strided(*place) for place in self._places]
 
 
@@ -313,10 +314,10 @@ def copy_gradient(view: torch.Tensor, gradient: torch.Tensor | None) -> None:
         view.copy_(gradient.to_dense() if gradient.layout is not torch.strided else gradient)
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of a type have the same bits, NaN included."""
-    kind = torch.int64 if one.dtype == torch.float64 else torch.int32
-    return one.shape == other.shape and torch.equal(one.view(kind), other.view(kind))
+    kind = torch.int64 if first.dtype == torch.float64 else torch.int32
+    return first.shape == other.shape and torch.equal(first.view(kind), other.view(kind))
 
 
 def described(tensor: torch.Tensor) -> str:
@@ -327,7 +328,7 @@ def described(tensor: torch.Tensor) -> str:
 def memory_order(tensor: torch.Tensor) -> list[int]:
     """The dimensions that have several elements, from the outermost to the innermost in a bucket's memory."""
     strides = dense_strides(tensor)
-    return sorted((each for each in range(tensor.dim()) if tensor.shape[each] > 1), key=lambda each: -strides[each])
+    return sorted((axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1), key=lambda axis: -strides[axis])
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -5,10 +5,10 @@ For n workers, each on a host with a server, and K samples of each, the layer's 
 - gradients: a host sends 2 (n - 1) / n M N elements in a step, half of them as a worker, half as a server;
 - factors: it sends its K (M + N) elements to n - 1 others.
 
-A layer sends factors if these are fewer, and if the seconds that the network saves are more than those of the larger
-product: n K instead of K samples, both timed here on the slowest worker. The products of all workers must also be equal
-bit for bit, because each worker computes the sum of the gradients itself; processors of different makes round
-differently.
+A layer sends factors on three conditions. The factors have fewer elements. The network saves more seconds than the
+larger product costs, which has n K samples instead of K; both products are timed on all workers, and the slowest
+counts. The products of all workers are equal bit for bit: each worker computes the sum of the gradients itself, and
+processors of different makes may round differently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMES = 3  # of a product; the fastest counts
 
 
 @dataclass(frozen=True)
-class Layer:
+class DenseLayer:
     """A dense layer: its weight's name and shape (M, N)."""
 
     name: str
@@ -40,21 +40,22 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What was measured of a layer on all workers. rate: bytes/s that the slowest host sends; 0 if no network is
-    used, below 0 if it is not known."""
+class ProductTrial:
+    """What was measured for a layer on all workers. rate: bytes/s that the slowest host can send; 0: no network is
+    used; below 0: not known."""
 
     own_product: float  # s, of one worker's samples
     product: float  # s, of all workers' samples
-    equal: bool  # all workers' products are
+    equal: bool  # whether all workers' products are equal bit for bit
     rate: float
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether a layer sends factors, and why (one line for the log). Bytes that a host sends in a step."""
+    """Whether a layer sends factors, and why (one line for the log). The bytes are those that a host sends in a
+    step."""
 
-    layer: Layer
+    layer: DenseLayer
     as_factors: bool
     gradient_bytes: float
     factor_bytes: float
@@ -66,14 +67,14 @@ class Choice:
         return f"{self.layer.name} ({self.layer.outputs} x {self.layer.inputs}) {verb}: {self.reason} ({sends})"
 
 
-def sizes(layer: Layer, rows: int, workers: int, ratio: float) -> tuple[float, float]:
+def sizes(layer: DenseLayer, rows: int, workers: int, ratio: float) -> tuple[float, float]:
     """Bytes that a host sends in a step: of gradients, and of factors. `rows`: K. `ratio`: bytes of a compressed
     gradient over those of float32."""
     gradients = 2 * (workers - 1) / workers * layer.outputs * layer.inputs * BYTES * ratio
     return gradients, float((workers - 1) * rows * (layer.outputs + layer.inputs) * BYTES)
 
 
-def decide(layer: Layer, rows: int, workers: int, ratio: float, trial: Trial) -> Choice:
+def decide(layer: DenseLayer, rows: int, workers: int, ratio: float, trial: ProductTrial) -> Choice:
     """See the module."""
     gradients, factors = sizes(layer, rows, workers, ratio)
     longer = trial.product - trial.own_product
@@ -90,33 +91,33 @@ def decide(layer: Layer, rows: int, workers: int, ratio: float, trial: Trial) ->
     return Choice(layer, longer < saved, gradients, factors, times)
 
 
-def measure(layer: Layer, rows: int, store: KVStore, device: torch.device, rate: float) -> Trial:
+def measure(layer: DenseLayer, rows: int, store: KVStore, device: torch.device, rate: float) -> ProductTrial:
     """Multiply random factors as a step would. Every worker must call it."""
     draw = torch.Generator().manual_seed(layer.outputs * 31 + layer.inputs)
     outputs = torch.randn(store.num_workers * rows, layer.outputs, generator=draw).to(device)
     inputs = torch.randn(store.num_workers * rows, layer.inputs, generator=draw).to(device)
-    found = torch.empty(layer.outputs, layer.inputs, device=device)
-    own, whole = _seconds(outputs[:rows], inputs[:rows], found), _seconds(outputs, inputs, found)
+    product = torch.empty(layer.outputs, layer.inputs, device=device)
+    own, whole = _seconds(outputs[:rows], inputs[:rows], product), _seconds(outputs, inputs, product)
     table = np.zeros((store.num_workers, 4))
-    table[store.rank] = own, whole, _digest(found), rate
+    table[store.rank] = own, whole, _digest(product), rate
     table = store.all_reduce(f"product {layer.outputs} {layer.inputs}", table)
-    return Trial(
+    return ProductTrial(
         float(table[:, 0].max()), float(table[:, 1].max()), len(set(table[:, 2])) == 1, float(table[:, 3].min())
     )
 
 
-def _digest(found: torch.Tensor) -> int:
-    """48 bits, which a float64 holds."""
-    return int.from_bytes(hashlib.sha256(found.cpu().numpy().tobytes()).digest()[:6], "big")
+def _digest(product: torch.Tensor) -> int:
+    """48 bits of a digest: a float64 holds them exactly."""
+    return int.from_bytes(hashlib.sha256(product.cpu().numpy().tobytes()).digest()[:6], "big")
 
 
-def _seconds(outputs: torch.Tensor, inputs: torch.Tensor, found: torch.Tensor) -> float:
+def _seconds(outputs: torch.Tensor, inputs: torch.Tensor, product: torch.Tensor) -> float:
     times = []
     for _ in range(TIMES):
         since = time.perf_counter()
-        torch.mm(outputs.t(), inputs, out=found)
-        if found.device.type == "cuda":
-            torch.cuda.synchronize(found.device)
+        torch.mm(outputs.t(), inputs, out=product)
+        if product.device.type == "cuda":
+            torch.cuda.synchronize(product.device)
         times.append(time.perf_counter() - since)
     return min(times)
 
@@ -139,8 +140,8 @@ def choose(
     rows: int,
     factored: Collection[str] | None = None,
 ) -> Chosen:
-    """For all dense layers of `model` that `optimizer` trains; `factored` names those that send factors, instead of a
-    decision. Every worker must call it with the same model. Raises UserError."""
+    """Choose for all dense layers of `model` that `optimizer` trains. `factored`: names of the weights to send as
+    factors; nothing is measured then. Every worker must call this with the same model. Raises UserError."""
     rules.check_rows(rows)
     if not parameter_hooks.can_have(model):
         raise UserError("factors are not kept in TorchScript: train without factors")
@@ -156,12 +157,12 @@ def choose(
             f"{unknown[0]} is no float32 weight of a dense layer that is used once; those are "
             f"{', '.join(weights) or 'none'}"
         )
-    told = np.zeros(store.num_workers)
-    told[store.rank] = rows
-    told = store.all_reduce("rows of factors", told)
-    if len(set(told.tolist())) > 1:
+    all_rows = np.zeros(store.num_workers)
+    all_rows[store.rank] = rows
+    all_rows = store.all_reduce("rows of factors", all_rows)
+    if len(set(all_rows.tolist())) > 1:
         raise UserError(
-            f"the workers gave factors={', '.join(f'{each:.0f}' for each in told)}: give all the largest number of "
+            f"the workers gave factors={', '.join(f'{each:.0f}' for each in all_rows)}: give all the largest number of "
             "samples of any worker's step"
         )
     store.measure_limits()
@@ -174,13 +175,13 @@ def _choice(
     name: str, weight: torch.nn.Parameter, rows: int, store: KVStore, factored: Collection[str] | None
 ) -> Choice:
     outputs, inputs = weight.shape
-    layer, workers = Layer(name, outputs, inputs), store.num_workers
+    layer, workers = DenseLayer(name, outputs, inputs), store.num_workers
     ratio = store.wire_ratio(weight.numel())
     if factored is not None:
-        said = "as told" if name in factored else "not among those that were named"
-        return Choice(layer, name in factored, *sizes(layer, rows, workers, ratio), said)
+        reason = "as told" if name in factored else "not among those that were named"
+        return Choice(layer, name in factored, *sizes(layer, rows, workers, ratio), reason)
     if sizes(layer, rows, workers, ratio)[0] <= sizes(layer, rows, workers, ratio)[1]:  # no need to measure
-        return decide(layer, rows, workers, ratio, Trial(0.0, 0.0, True, 0.0))
+        return decide(layer, rows, workers, ratio, ProductTrial(0.0, 0.0, True, 0.0))
     return decide(layer, rows, workers, ratio, measure(layer, rows, store, weight.device, _rate(store)))
 
 

@@ -1,15 +1,15 @@
 """The optimizer on the workers of an elastic job, whose members may change in the middle of a step.
 
-Until the store has recognised the round, nothing but the gradients' sums is received: neither gradients nor weights
-change. If the members change before that, the remaining ones push the same gradients again. So a round is made by all
-members that go on, or by none. A worker that cannot get the sums, because a server was lost, gets the result of the
-step from another one.
+Until the store has recognised the round, this worker only receives the gradients' sums, and changes neither gradients
+nor weights. If the members change before that, the remaining ones push the same gradients again. So a round is made by
+all members that stay in the job, or by none. A worker that cannot get the sums, because a server was lost, gets the
+result of the step from another worker.
 
-Each worker also pushes a receipt of its samples. The receipts' sum says how many samples' gradients have come: fewer
-than were dealt if a worker was lost.
+Each worker also pushes a receipt of its samples. The sum of the receipts says of how many samples the gradients have
+arrived: fewer than were dealt if a worker was lost.
 
-Unless steps are to be made early, the round is made when the outermost backward() returns: then gradients are the mean,
-and the script may change them. A parameter that no worker has used keeps no gradient.
+Without early steps the round is made when the outermost backward() returns: gradients are then the mean, and the script
+may change them. The gradient of a parameter that no worker has used is None.
 """
 
 from __future__ import annotations
@@ -46,44 +46,44 @@ class ElasticOptimizer(EarlyOptimizer):
         super().__init__(model, optimizer, store, replace(mode, defer=False, early=True))
         backward.install()
         self.number = backward.next_number()
-        self._awaits = not mode.early
-        self._unused: set[torch.nn.Parameter] = set()  # here, in this round
+        self._reduces_in_backward = not mode.early
+        self._unused: set[torch.nn.Parameter] = set()  # by this worker, in this round
         self._order = [parameter for bucket in self._buckets for parameter in bucket.parameters]
         self._uses_of_all: Array = np.ones(len(self._order))  # workers that have used each parameter
         self._round: tuple[int, Array] | None = None
-        self._then: Callable[[Array], None] | None = None
+        self._after_step: Callable[[Array], None] | None = None
         self._is_reduced = False  # the gradients are those of the recognised round
         self._receipts = store.new_name("receipt")
         store.init([self._receipts], [np.zeros(RECEIPT)])
         self._uses = store.new_name("uses of parameters")
-        if self._awaits:
+        if self._reduces_in_backward:
             store.init([self._uses], [np.zeros(len(self._order))])
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        self._round, self._then = (dealt, np.array(receipt, np.float64)), then
+        self._round, self._after_step = (dealt, np.array(receipt, np.float64)), then
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises what `KVStore.enter` raises, where this worker does not go on."""
+        """Raises what `KVStore.enter` raises, if this worker is no longer a member of the job."""
         loss = None
         if not self._is_reduced:
             self._check_round()
-            if self._awaits and closure is None:
+            if self._reduces_in_backward and closure is None:
                 self.reduce_gradients()
         if self._is_reduced and self.committed is not None and not self.committed[0]:
-            self.forget_round()  # there is nothing to step with, or the step is here already
+            self.forget_round()  # no gradient has come, or the result of the step is here already
         else:
             loss = super().step(closure)
-        if then := self._then:
+        if then := self._after_step:
             assert self.committed is not None  # by _step_all
             then(self.committed)
         return loss
 
     def skip_round(self) -> bool:
-        """The script has made no step with the gradients of the round, if that was recognised."""
+        """See the base class. Returns True if the round was recognised."""
         if not self._is_reduced:
             return False
         self.forget_round()
-        if (then := self._then) and self.committed is not None:
+        if (then := self._after_step) and self.committed is not None:
             then(self.committed)
         return True
 
@@ -91,7 +91,7 @@ class ElasticOptimizer(EarlyOptimizer):
 
     def _gradient_ready(self, bucket: Bucket) -> None:
         super()._gradient_ready(bucket)
-        if self._awaits and not self._accumulating:
+        if self._reduces_in_backward and not self._accumulating:
             backward.reached(self)
 
     def finish(self) -> None:
@@ -99,10 +99,10 @@ class ElasticOptimizer(EarlyOptimizer):
         self.reduce_gradients()
 
     def failed(self, error: BaseException) -> None:
-        """Gradients that were sent stay under way: zero_grad() says so."""
+        """Gradients that were sent cannot be taken back; zero_grad() raises the error."""
 
     def _complete(self, bucket: Bucket) -> None:
-        if not self._awaits:
+        if not self._reduces_in_backward:
             return super()._complete(bucket)
         self._unused |= {parameter for parameter in bucket.parameters if parameter.grad is None}
         bucket.complete()
@@ -122,10 +122,10 @@ class ElasticOptimizer(EarlyOptimizer):
                 parameter.grad = None
 
     def _used(self) -> Array:
-        """Which parameters this worker's part of the round has used."""
+        """1.0 for each parameter that this worker's part of the round has used, else 0.0: (parameters,)."""
         if self._weight == 0.0:
             return np.zeros(len(self._order))
-        return np.array([each not in self._unused for each in self._order], np.float64)
+        return np.array([parameter not in self._unused for parameter in self._order], np.float64)
 
     # -- rounds ---------------------------------------------------------------------------------------------------
 
@@ -141,14 +141,15 @@ class ElasticOptimizer(EarlyOptimizer):
             bucket.begin()
 
     def reduce_gradients(self) -> None:
-        """The round is recognised here. So all workers that go on have the same gradients. `step` steps."""
+        """Wait until the round is recognised: all workers that stay in the job then have the same gradients. Makes no
+        step."""
         if self._is_reduced:
             return
         self._check_round()
         self._push_all()
         self._factor, self._is_reduced = self._committed_factor(), True
         self._wait(list(self._pending))
-        if self._awaits:
+        if self._reduces_in_backward:
             self._forget_unused()
             self._unused.clear()
 
@@ -169,14 +170,15 @@ class ElasticOptimizer(EarlyOptimizer):
         self.forget_round()  # even a step with zeros would move weights: momentum, weight decay
 
     def _committed_factor(self) -> float:
-        """Wait until the round is recognised. Returns the samples that were dealt over those that have come."""
+        """Wait until the round is recognised. Returns the number of samples that were dealt, divided by the number
+        whose gradients have come; 0 if none have."""
         assert self._round is not None  # see step
         dealt, receipt = self._round
-        found = self._commit(receipt)
-        if found is None:
+        receipts = self._commit(receipt)
+        if receipts is None:
             self.forget_round()
-            found = np.zeros(RECEIPT)  # which the others have
-        self._round, self.committed = None, found
+            receipts = np.zeros(RECEIPT)  # only the others have the sum
+        self._round, self.committed = None, receipts
         used = int(self.committed[0])
         return dealt / used if used else 0.0
 
@@ -186,9 +188,13 @@ class ElasticOptimizer(EarlyOptimizer):
         while True:
             try:
                 handle = self.store.pushpull(self._receipts, receipt, READ, wait=False)
-                uses = self.store.pushpull(self._uses, self._used(), READ, wait=False) if self._awaits else handle
-                for each in (*self._pending.values(), handle, uses):
-                    each.wait()
+                uses = (
+                    self.store.pushpull(self._uses, self._used(), READ, wait=False)
+                    if self._reduces_in_backward
+                    else handle
+                )
+                for pending in (*self._pending.values(), handle, uses):
+                    pending.wait()
                 self.store.complete()
                 self._uses_of_all = np.array(uses.values[0])
                 return np.array(handle.values[0])
@@ -209,7 +215,7 @@ def check_round(is_known: bool) -> None:
 
 
 def _interrupted() -> Handle:
-    """Of a push that was not made."""
+    """The handle of a push that was not made: waiting for it raises ViewChanged."""
     handle = Handle(1, "push", 0.0)
     handle.interrupt()
     return handle

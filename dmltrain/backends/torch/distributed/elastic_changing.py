@@ -1,8 +1,8 @@
 """The optimizer on the servers of an elastic job whose kvstore may change between dist_sync and dist_async or dist_ssp.
 
-With the latter each worker makes steps of its own, which are no ops of the job. If the members change in the middle of
-one, this worker enters the new view and pushes the same gradients again. Servers that have them already use them once.
-So each step of a worker that goes on counts once.
+With dist_async and dist_ssp each worker makes its own steps, which are no ops of the job. If the members change in the
+middle of such a step, this worker enters the new view and pushes the same gradients again. A server that has them
+already does not use them twice. So each step of a worker that stays in the job counts once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
     """See the module. `round` comes before each step."""
 
     @property
-    def _together(self) -> bool:
+    def _steps_together(self) -> bool:
         """Whether all workers make each step together."""
         return self.store.kvstore_type.synchronous
 
     def _begin_round(self) -> None:
-        """Own gradients are pushed as soon as they are there."""
-        if self._together:
+        """Workers that step alone agree on nothing: each pushes its gradients as soon as they are complete."""
+        if self._steps_together:
             super()._begin_round()
 
     def _commit(self) -> Array:
-        """Push what has not been pushed, and wait for the weights. Returns the receipt of the step's samples."""
-        return super()._commit() if self._together else self._commit_own()
+        """Push the buckets that are not pushed yet, and wait for the weights. Returns the receipt of the step."""
+        return super()._commit() if self._steps_together else self._commit_own()
 
     def _commit_own(self) -> Array:
         while True:
@@ -44,7 +44,7 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
         return self._receipt
 
     def _push(self, bucket: Bucket) -> None:
-        if self._together:
+        if self._steps_together:
             return super()._push(bucket)
         bucket.pushed = True
         try:
@@ -53,10 +53,10 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
             self._begin_again()
 
     def synchronize(self) -> None:
-        """Take the present weights, but for those who join: they get those of this worker's last step. Between two
-        epochs this worker has those of the epoch's end; if it entered a view there, it would not know that others have
-        begun the next epoch."""
-        if not self.store.view or self._together:
+        """Take the servers' present weights, with two exceptions. While this worker gives its state to a newcomer, it
+        keeps the weights of its own last step. Between two epochs it keeps those of the epoch's end: a pull there could
+        make it enter a view, and it would not know that others have begun the next epoch."""
+        if not self.store.view or self._steps_together:
             super().synchronize()
         elif not (self.store.sharing or self.store.between_epochs()):
             self.store.repeat(self._pull_all)
@@ -70,6 +70,6 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
         self.store.refreshed()
 
     def _gradients(self, bucket: Bucket) -> Array:
-        gradients = super()._gradients(bucket) if self._together else bucket.host_gradients()
+        gradients = super()._gradients(bucket) if self._steps_together else bucket.host_gradients()
         scale = self._factor_of(self.store.kvstore_type) / self._factor  # the servers' factor is that of the start
         return gradients if scale == 1.0 else gradients * gradients.dtype.type(scale)

@@ -1,13 +1,13 @@
 """The optimizer on the servers of an elastic job while it has dist_sync, whose members may change in the middle of a
 step. elastic_changing.py has the rest.
 
-Weights are pulled into memory of their own, and taken when the store has recognised the round. If the members change
-before that, servers take back the steps that they have made, and the remaining workers push the same gradients again.
+Weights are pulled into separate memory, and copied to the model when the store has recognised the round. If the members
+change before that, the servers undo their steps of the round, and the remaining workers push the same gradients again.
 
-The step has the mean over the samples of those workers that go on. Servers add gradients and do not know samples, so
-workers agree on the number first: each sends a receipt of its samples when the round begins. When all have come, it
-pushes its gradients, multiplied by the samples that were dealt over those that have come; usually both are equal, and
-the receipts have come before the first gradient.
+The step uses the mean over the samples of the workers that stay in the job. Servers add gradients and know nothing of
+samples, so the workers agree on the number first: each sends a receipt of its samples when the round begins. When all
+receipts have come, each worker pushes its gradients, multiplied by (samples dealt / samples in the receipts). Usually
+the two are equal, and the receipts arrive before the first gradient is ready.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         super().__init__(model, optimizer, store, replace(mode, defer=False))
         self._receipts = store.new_name("receipts")
         self._dealt, self._receipt = 0, np.zeros(RECEIPT)
-        self._then: Callable[[Array], None] | None = None
-        self._sum: Handle | None = None  # of the receipts, in the present view
+        self._after_step: Callable[[Array], None] | None = None
+        self._receipt_sum: Handle | None = None  # of the receipts, in the present view
         self._sent: set[Bucket] = set()  # in the present view
         self._sent_in = store.view  # that view
         store.take_weights = self.synchronize
@@ -57,12 +57,12 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         return 1.0 / self._workers if self._average and kind.synchronous else 1.0
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        self._dealt, self._receipt, self._then = dealt, np.array(receipt, np.float64), then
+        self._dealt, self._receipt, self._after_step = dealt, np.array(receipt, np.float64), then
         self._begin_round()
 
     def _begin_round(self) -> None:
         try:
-            self._agree()
+            self._sum_receipts()
         except ViewChanged:  # step() asks again
             self._begin_again()
 
@@ -73,7 +73,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             bucket.begin()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises what `KVStore.enter` raises, where this worker does not go on."""
+        """Raises what `KVStore.enter` raises, if this worker is no longer a member of the job."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,18 +83,18 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         self.push_gradients()
         self.committed = self._commit()
         self.forget_round()
-        if then := self._then:
+        if then := self._after_step:
             then(self.committed)
         return loss
 
     def synchronize(self) -> None:
-        """In a view the weights are those of the last step of all workers."""
+        """Nothing to do in a view: there the weights always include the last step of all workers."""
         if not self.store.view:
             super().synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises RuntimeError if the members change meanwhile outside of `KVStore.repeat`: one worker alone must not
-        enter a view, of which the round or the epoch that it has begun would know nothing."""
+        """Raises RuntimeError if the members change meanwhile, outside of `KVStore.repeat`. There this worker must not
+        enter a view: the round or the epoch that it has begun would not take notice of it."""
         if self.store.sharing:
             return self.inner.state_dict()
         try:
@@ -108,20 +108,20 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             ) from None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.store.view and "servers" not in state_dict:  # of another worker; the servers have theirs
+        if self.store.view and "servers" not in state_dict:  # another worker's state; the servers keep their own
             self._load_inner(state_dict)
         else:
             super().load_state_dict(state_dict)
 
     def _commit(self) -> Array:
-        """Push what has not been pushed, and wait until the round is recognised. Returns the sum of its receipts; zeros
-        if other workers have made the step, and its result is here already."""
+        """Push the buckets that are not pushed yet, and wait until the round is recognised. Returns the sum of its
+        receipts: (3,); zeros if other workers have made the step and this one has its result already."""
         while True:
             try:
-                receipts = self._agree()
+                receipts = self._sum_receipts()
                 receipts.wait()
-                found = np.array(receipts.values[0])
-                pulled = self._exchange() if found[0] else {}
+                total = np.array(receipts.values[0])
+                pulled = self._exchange() if total[0] else {}
                 self.store.complete()
                 break
             except ViewChanged:
@@ -130,10 +130,10 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
                     return np.zeros(RECEIPT)
         if pulled:
             self._take_all(pulled)
-        return found
+        return total
 
     def _take_all(self, pulled: dict[Bucket, Handle]) -> None:
-        """The step is made: take the weights after it."""
+        """The step is made: copy the new weights to the model."""
         for bucket, handle in pulled.items():
             np.copyto(bucket.pulled, handle.values[0])
             bucket.take_weights()
@@ -148,36 +148,37 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             handle.wait()
         return pulled
 
-    def _agree(self) -> Handle:
+    def _sum_receipts(self) -> Handle:
         """The sum of the receipts in the present view."""
         self._follow_view()
-        if self._sum is None:
-            self._sum = self.store.sum_in_round(self._receipts, self._receipt)
-        return self._sum
+        if self._receipt_sum is None:
+            self._receipt_sum = self.store.sum_in_round(self._receipts, self._receipt)
+        return self._receipt_sum
 
     def _follow_view(self) -> None:
-        """Begin again if this worker has entered a view since: while the script saved a checkpoint."""
+        """Begin again if this worker has entered another view since, which happens while the script saves a
+        checkpoint."""
         if self._sent_in is not self.store.view:
             self._begin_again()
             self._sent_in = self.store.view
 
     def _begin_again(self) -> None:
-        self._sum = None
+        self._receipt_sum = None
         self._sent.clear()
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
         self._follow_view()
-        if self._sum is not None and self._sum.done:  # else step() pushes it
+        if self._receipt_sum is not None and self._receipt_sum.done:  # else step() pushes it
             try:
-                self._sum.wait()
-                if self._sum.values[0][0]:
+                self._receipt_sum.wait()
+                if self._receipt_sum.values[0][0]:
                     self._send(bucket)
             except ViewChanged:
                 self._begin_again()
 
     def _send(self, bucket: Bucket) -> None:
-        """Push the gradients of a bucket, once in a view."""
+        """Push the gradients of a bucket, unless they were pushed in this view."""
         self._follow_view()
         if bucket in self._sent:
             return
@@ -186,9 +187,9 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         self._sent.add(bucket)
 
     def _gradients(self, bucket: Bucket) -> Array:
-        """As they are pushed: of the mean over the samples of those that go on."""
-        assert self._sum is not None
-        gradients, committed = bucket.host_gradients(), int(self._sum.values[0][0])
+        """The gradients to push, scaled so that the step uses the mean over the samples of the workers that stay."""
+        assert self._receipt_sum is not None
+        gradients, committed = bucket.host_gradients(), int(self._receipt_sum.values[0][0])
         if committed != self._dealt:
             gradients = gradients * gradients.dtype.type(self._dealt / committed)
         return gradients

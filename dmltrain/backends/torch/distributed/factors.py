@@ -7,8 +7,8 @@ itself: one product over the samples of all workers, in the order of their ranks
 Learning via Sufficient Factor Broadcasting", arXiv:1511.08486, section 3; Zhang et al. 2015, "Poseidon",
 arXiv:1512.06216, section 4.2.)
 
-The layers are found where torch applies them: `functional.linear` with a weight of a FactoredBucket goes through
-`FactoredBucket.linear`, whose backward keeps D and X and computes no gradient of the weight.
+A layer is recognised when torch applies it: parameter_hooks.py replaces `functional.linear` by `FactoredBucket.linear`
+if the weight is a FactoredBucket's. Its backward keeps D and X, and computes no gradient of the weight.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dmltrain.kvstore.base import Handle, KVStore
 class FactoredBucket(Bucket):
     """The weight of one dense layer, whose gradient is sent as factors. `rows`: samples of a worker's step, at most.
 
-    After backward the weight's `grad` is a marker with undefined values: its own gradient is never computed. If the
-    marker is gone later, the program has discarded the gradient.
+    The weight's own gradient is never computed. After backward its `grad` is a marker, a tensor with undefined values.
+    If `grad` is no longer the marker, the program has discarded the gradient.
     """
 
     def __init__(self, name: str, group: int, priority: int, weight: torch.nn.Parameter, rows: int) -> None:
@@ -70,7 +70,7 @@ class FactoredBucket(Bucket):
         return self.weight.grad is None or self.weight.grad is self._marker or self.weight.grad is self.views[0]
 
     def missing(self) -> torch.nn.Parameter | None:
-        """A gradient is the product of the factors that there are, also of none."""
+        """No gradient is ever missing: without factors it is a product of zeros."""
         return None
 
     def begin(self) -> None:
@@ -123,13 +123,13 @@ class FactoredBucket(Bucket):
         """functional.linear, with the factors of the weight's gradient kept in backward."""
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return functional.linear(x, weight, bias)
-        found: torch.Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
-        return found
+        product: torch.Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        return product
 
     def take(self, grad: torch.Tensor, x: torch.Tensor) -> None:
-        """Keep the factors of the backward that runs: gradients of outputs (..., M) and inputs (..., N). They count
-        once it reaches the weight, which torch.autograd.grad of the inputs does not."""
-        parts = [each.detach().reshape(-1, each.shape[-1]) for each in (grad, x)]
+        """Keep the factors of the running backward: gradients of outputs (..., M) and inputs (..., N). They count only
+        when this backward reaches the weight; torch.autograd.grad with respect to the inputs never does."""
+        parts = [factor.detach().reshape(-1, factor.shape[-1]) for factor in (grad, x)]
         if any(part.dtype != torch.float32 for part in parts):
             raise UserError(
                 f"factors must be float32, these are {parts[0].dtype}: train in float32, or without factors "
@@ -144,7 +144,7 @@ class FactoredBucket(Bucket):
             self._filled = 0
         number, new = _backward_number(), self._new
         self._new = []
-        for parts in (parts for each, parts in new if each == number):
+        for parts in (parts for backward_number, parts in new if backward_number == number):
             self._add(parts)
         self.weight.grad = self._marker
         self._note()
@@ -194,7 +194,7 @@ class FactoredBucket(Bucket):
 
 
 def _backward_number() -> int:
-    """Of the backward that runs on this thread."""
+    """The number of the backward that runs on this thread."""
     return int(torch._C._current_graph_task_id())
 
 

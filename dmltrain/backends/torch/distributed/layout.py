@@ -34,7 +34,9 @@ def make_buckets(
         _check(name, parameter)
     lists = split(
         named,
-        lambda each: None if single or each in rows else (group_of[each], each.dtype, each.device),
+        lambda parameter: (
+            None if single or parameter in rows else (group_of[parameter], parameter.dtype, parameter.device)
+        ),
     )
     buckets = [
         FactoredBucket(f"{prefix}.{number}", group_of[first], len(lists) - number, first, rows[first])
@@ -51,7 +53,7 @@ def make_buckets(
 def split(
     named: Iterable[tuple[str, torch.nn.Parameter]], kind_of: Callable[[torch.nn.Parameter], Hashable]
 ) -> list[list[torch.nn.Parameter]]:
-    """The parameters of each bucket: consecutive ones of a kind. One whose kind is None is alone."""
+    """The parameters of each bucket: consecutive ones of the same kind. One of kind None has its own bucket."""
     open_lists: dict[Hashable, list[torch.nn.Parameter]] = {}
     lists: list[list[torch.nn.Parameter]] = []
     for _, parameter in named:
@@ -96,7 +98,7 @@ def _check(name: str, parameter: torch.nn.Parameter) -> None:
             "float32, and use torch.autocast for lower precision"
         )
     if parameter.stride() != dense_strides(parameter):
-        parameter.data = parameter.data.clone()  # lies as optimizers' states do
+        parameter.data = parameter.data.clone()  # without gaps in memory, as the optimizer's state will be
 
 
 def _bytes(parameters: list[torch.nn.Parameter]) -> int:

@@ -1,9 +1,10 @@
 """Local SGD: each worker steps alone, with any optimizer, and all meet to average their weights (dist_local).
 
-Workers meet after their local steps, and in `synchronize`. At a meeting they first exchange where they come from. A
-worker that waits in `synchronize` takes part in the averages of those that still make steps, with its weights as they
-are, until all workers are there. So workers may make unequal numbers of steps between two calls of `synchronize`, if
-they train one model: with several, a worker cannot wait in one model for another's.
+Workers meet after their local steps, and in `synchronize`. At a meeting they first tell each other from which of these
+they come. A worker that waits in `synchronize` contributes its unchanged weights to the averages of workers that still
+make steps, until all workers are in `synchronize`. So workers may make unequal numbers of steps between two calls of
+`synchronize`, if they train a single model. With several models a worker that waits in one model's `synchronize` cannot
+take part in another model's averages.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
-from dmltrain.backends.torch.distributed.outer import OuterOptimizer
+from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import agreement
-from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 
 OUTER = "outer"  # in a state_dict: what all workers have in common, beside the worker's own inner state
@@ -33,17 +34,17 @@ class LocalStepsOptimizer(BucketedOptimizer):
         super().__init__(model, optimizer, store, mean=True)
         self._settings = settings
         _check_equal(settings, store)
-        self._model = store.key_number(self._buckets[0].name) if self._buckets else -1  # which model it is
+        self._model = store.key_number(self._buckets[0].name) if self._buckets else -1  # identifies the model
         self._outer = [OuterOptimizer(bucket, settings) for bucket in self._buckets]
-        self._made = 0  # steps since the last average
+        self._steps_made = 0  # local steps since the last average
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._begin()
         loss = super().step(closure)
-        self._made += 1
-        if self._made >= self._settings.steps:  # more: loaded from a run with other settings
+        self._steps_made += 1
+        if self._steps_made >= self._settings.steps:  # more if the state is from a run with other settings
             self._meet(last=False)
         return loss
 
@@ -52,14 +53,16 @@ class LocalStepsOptimizer(BucketedOptimizer):
             pass
 
     def _begin(self) -> None:
-        """Note the weights before the first local step, not after the average: the program may load others there."""
-        if self._made == 0:
-            for each in self._outer:
-                each.begin()
+        """Copy the weights before the first local step, not right after the average: in between the program may load
+        other weights."""
+        if self._steps_made == 0:
+            for outer in self._outer:
+                outer.begin()
 
     def _meet(self, last: bool) -> bool:
-        """Average the weights if any worker has made steps. Returns whether this is the `last` meeting for all."""
-        own = np.array([last, self._made > 0, self._model, self._model**2], np.float64)
+        """Average the weights if any worker has made steps. `last`: this worker is in `synchronize`. Returns whether
+        all workers are."""
+        own = np.array([last, self._steps_made > 0, self._model, self._model**2], np.float64)
         here, moved, models, squares = self.store.all_reduce("local steps of workers", own)
         if models**2 != self.store.num_workers * squares:  # equal only for equal numbers (Cauchy-Schwarz)
             raise UserError(
@@ -73,11 +76,11 @@ class LocalStepsOptimizer(BucketedOptimizer):
     def _average(self) -> None:
         self._begin()
         with torch.no_grad():
-            sent = [(each, each.send(self.store)) for each in self._outer]
-            for each, handle in sent:
+            sent = [(outer, outer.send(self.store)) for outer in self._outer]
+            for outer, handle in sent:
                 handle.wait()
-                each.take(handle, each.bucket.factor_to_mean(self.store))
-        self._made = 0
+                outer.take(handle, outer.bucket.factor_to_mean(self.store))
+        self._steps_made = 0
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -85,18 +88,18 @@ class LocalStepsOptimizer(BucketedOptimizer):
     def common_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         return {
             parameter: {"outer_momentum": view}
-            for each in self._outer
-            if each.momentum is not None
-            for parameter, view in zip(each.bucket.parameters, each.bucket.cut(each.momentum), strict=True)
+            for outer in self._outer
+            if outer.momentum is not None
+            for parameter, view in zip(outer.bucket.parameters, outer.bucket.cut(outer.momentum), strict=True)
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and under OUTER: `momentum` by the parameter's number; between two averages also the
-        number of `steps` since the last, and `start`, the weights there."""
-        outer: dict[str, Any] = {"steps": self._made, "momentum": {}, "start": {}}
-        for each in self._outer:
-            outer["momentum"] |= self._by_number(each, each.momentum)
-            outer["start"] |= self._by_number(each, each.start if self._made else None)
+        """The inner optimizer's state, and under OUTER that of the outer one: `steps` since the last average;
+        `momentum` and `start` (the weights at the last average; only between two averages) by a parameter's number."""
+        outer: dict[str, Any] = {"steps": self._steps_made, "momentum": {}, "start": {}}
+        for outer_optimizer in self._outer:
+            outer["momentum"] |= self._by_number(outer_optimizer, outer_optimizer.momentum)
+            outer["start"] |= self._by_number(outer_optimizer, outer_optimizer.start if self._steps_made else None)
         return {**super().state_dict(), OUTER: outer}
 
     def _by_number(self, outer: OuterOptimizer, flat: torch.Tensor | None) -> dict[int, torch.Tensor]:
@@ -106,28 +109,29 @@ class LocalStepsOptimizer(BucketedOptimizer):
         return {self._numbers[parameter]: view.cpu().clone() for parameter, view in views}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also that of another kvstore with the optimizer on the workers: then the outer momentum begins anew."""
+        """Also loads a state from another type of kvstore with the optimizer on the workers; the outer momentum then
+        starts at zero."""
         super().load_state_dict(state_dict)
         outer = state_dict.get(OUTER, {})
-        self._made = int(outer.get("steps", 0))
-        for each in self._outer:
-            if each.momentum is not None:
-                each.momentum.zero_()
-                self._load(each, each.momentum, outer.get("momentum", {}))
-            if self._made:
-                each.begin()  # for parameters that were frozen when the state was saved
-                self._load(each, each.start, outer["start"])
+        self._steps_made = int(outer.get("steps", 0))
+        for outer_optimizer in self._outer:
+            if outer_optimizer.momentum is not None:
+                outer_optimizer.momentum.zero_()
+                self._load(outer_optimizer, outer_optimizer.momentum, outer.get("momentum", {}))
+            if self._steps_made:
+                outer_optimizer.begin()  # for parameters that were frozen when the state was saved
+                self._load(outer_optimizer, outer_optimizer.start, outer["start"])
 
-    def _load(self, outer: OuterOptimizer, flat: torch.Tensor, found: Mapping[int, torch.Tensor]) -> None:
+    def _load(self, outer: OuterOptimizer, flat: torch.Tensor, saved: Mapping[int, torch.Tensor]) -> None:
         for parameter, view in zip(outer.bucket.parameters, outer.bucket.cut(flat), strict=True):
             number = self._numbers[parameter]
-            if number in found and found[number].shape != view.shape:
+            if number in saved and saved[number].shape != view.shape:
                 raise UserError(
                     f"the outer optimizer's state belongs to another model: parameter {number} has the shape "
-                    f"{tuple(found[number].shape)} there and {tuple(view.shape)} here"
+                    f"{tuple(saved[number].shape)} there and {tuple(view.shape)} here"
                 )
-            if number in found:
-                view.copy_(found[number])
+            if number in saved:
+                view.copy_(saved[number])
 
 
 def _check_equal(settings: LocalSteps, store: KVStore) -> None:
@@ -138,8 +142,50 @@ def _check_equal(settings: LocalSteps, store: KVStore) -> None:
     if others := agreement.different(table):
         shown = [
             f"{steps:.0f}, {rate:g} and {momentum:g} on worker {worker}"
-            for worker, (steps, rate, momentum) in ((each, table[each]) for each in (0, others[0]))
+            for worker, (steps, rate, momentum) in ((worker, table[worker]) for worker in (0, others[0]))
         ]
         raise UserError(
             f"local_steps, outer_lr and outer_momentum are {' but '.join(shown)}: give all workers the same"
         )
+
+
+class OuterOptimizer:
+    """The outer optimizer of one bucket: from the weights at the last average and the mean of the workers' weights to
+    the next weights of all workers (kvstore/local_steps.py). It runs on every worker, with the same numbers.
+
+    `start`: the bucket's weights at the last average, (elements,). `momentum`: (elements,), None without momentum.
+    Both lie in the memory order of the bucket, on its device."""
+
+    def __init__(self, bucket: Bucket, settings: LocalSteps) -> None:
+        self.bucket, self._settings = bucket, settings
+        self.start = torch.zeros_like(bucket.gradients)
+        self.momentum = torch.zeros_like(self.start) if settings.outer_momentum else None
+
+    def begin(self) -> None:
+        """Copy the bucket's weights: the local steps begin."""
+        self.bucket.copy_weights(self.start)
+
+    def send(self, store: KVStore) -> Handle:
+        """Push this worker's part of the outer gradient, and pull the sum over all workers. It uses the bucket's memory
+        for gradients, which is free: with local steps each gradient stays where backward puts it."""
+        part = self.bucket.gradients
+        self.bucket.copy_weights(part)
+        torch.sub(self.start, part, out=part)
+        return self.bucket.send(store)
+
+    def take(self, handle: Handle, factor: float) -> None:
+        """Make the outer step with the result of `send`, times `factor`."""
+        self.bucket.take_result(handle, factor)
+        outer_step(self.start, self.bucket.gradients, self.momentum, self._settings)
+        self.bucket.set_weights(self.start)
+
+
+def outer_step(
+    weights: torch.Tensor, gradient: torch.Tensor, momentum: torch.Tensor | None, settings: LocalSteps
+) -> None:
+    """A step with Nesterov momentum by the formula of torch.optim.SGD, as in DiLoCo. Changes `weights` and `momentum`
+    (elements,) in place."""
+    weights.add_(gradient, alpha=-settings.outer_lr)
+    if momentum is not None:
+        momentum.mul_(settings.outer_momentum).add_(gradient)
+        weights.add_(momentum, alpha=-settings.outer_lr * settings.outer_momentum)

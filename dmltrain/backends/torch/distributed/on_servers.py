@@ -1,12 +1,12 @@
 """The optimizer on the servers: dist_async, dist_ssp, and dist_sync with update_on_kvstore.
 
 Each worker pushes its own gradients, and pulls weights. There are two ways:
-- `step()` pushes gradients as they are then, and returns with the pulled weights in the model. Servers own the weights,
-  so it refuses weights that the script has changed since.
-- Early: gradients are pushed during backward, and weights are pulled into the memory of the model's parameters, which
-  the next forward waits for. The script must change neither.
+- `step()` pushes the gradients of that moment, and returns when the pulled weights are in the model. The servers own
+  the weights, so `step()` raises an error if the script has changed weights since.
+- Early: gradients are pushed during backward, and weights are pulled into the memory of the model's parameters. The
+  next forward waits for them. The script must not change gradients or weights.
 
-Between two steps the kvstore may change to another of these (KVStore.between_steps).
+Between two steps the kvstore may change to another of these types (KVStore.between_steps).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OptimizerOnServers(OverlappedOptimizer):
             for bucket in self._buckets
         }
         store.set_optimizer(make_spec(optimizer, groups, self._factor))
-        self._scale = 1.0  # of gradients, where the servers' factor is of another type of kvstore
+        self._scale = 1.0  # of gradients: corrects the servers' factor after a change of the kvstore's type
         self._needs_pulled = row is not None and row.needs_pulled
         store.follow_changes([bucket.name for bucket in self._buckets], self._refusal)
         self._settings = self._fixed_settings()
@@ -53,7 +53,7 @@ class OptimizerOnServers(OverlappedOptimizer):
                 bucket.adopt_weights()
             else:
                 bucket.pulled = bucket.host_weights()
-        self._has_gradients = False  # the buckets have what the last backward left
+        self._has_gradients = False  # whether the buckets hold copies of the gradients that the last backward left
         if not mode.early:
             self._watch()
         if mode.early and not self._defer:
@@ -61,7 +61,7 @@ class OptimizerOnServers(OverlappedOptimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # read-only here
-        """That of the inner optimizer, which makes no steps: there is nothing to wait for."""
+        """The inner optimizer's state. That optimizer makes no steps here, so there is nothing to wait for."""
         return self.inner.state
 
     def _fixed_settings(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class OptimizerOnServers(OverlappedOptimizer):
         )
 
     def _factor_of(self, kind: KVStoreType) -> float:
-        """By which a sum of pushes is multiplied."""
+        """The servers multiply a sum of pushes by this."""
         return 1.0 / self.store.num_workers if self._average and kind.synchronous else 1.0
 
     def _refusal(self, kind: KVStoreType) -> str:
@@ -155,8 +155,9 @@ class OptimizerOnServers(OverlappedOptimizer):
             )
 
     def _check_gradients(self) -> None:
-        """Raise UserError for gradients that the script has changed: what is right for the mean of all workers is wrong
-        for a part of it. With dist_async and dist_ssp each worker's gradient is a step of its own, so there it may."""
+        """Raise UserError for gradients that the script has changed. A change such as clipping is meant for the mean of
+        all workers, and is wrong for one worker's part of it. With dist_async and dist_ssp each worker's gradient makes
+        a step of its own, so there the script may change gradients."""
         for bucket in self._buckets if self._has_gradients else ():
             for view, parameter in zip(bucket.views, bucket.parameters, strict=True):
                 gradient = parameter.grad
@@ -168,9 +169,10 @@ class OptimizerOnServers(OverlappedOptimizer):
                     )
 
     def _check_used(self) -> None:
-        """Raise UserError for parameters that servers would step without a gradient, or not step with one."""
+        """Raise UserError for parameters that have no gradient although servers step them, and for parameters that have
+        one although servers do not."""
         own = {parameter for bucket in self._buckets for parameter in bucket.parameters}
-        for parameter in (each for group in self.inner.param_groups for each in group["params"]):
+        for parameter in (parameter for group in self.inner.param_groups for parameter in group["params"]):
             if parameter in own and parameter.grad is None:
                 raise UserError(
                     f"parameter {self._names[parameter]} has no gradient in this step, and the optimizer on the "
@@ -184,7 +186,7 @@ class OptimizerOnServers(OverlappedOptimizer):
                 )
 
     def _check_weights(self) -> None:
-        """Raise UserError for weights that are not those that were pulled."""
+        """Raise UserError if the weights differ from those that were pulled."""
         for bucket in self._buckets:
             for view, parameter in zip(bucket.cut(torch.from_numpy(bucket.pulled)), bucket.parameters, strict=True):
                 if parameter.dtype != view.dtype or not same_bits(parameter.detach().cpu(), view):
@@ -209,8 +211,9 @@ class OptimizerOnServers(OverlappedOptimizer):
         return {**self.inner.state_dict(), "servers": servers, ORDERS: self._orders()}
 
     def _orders(self) -> dict[int, list[int]]:
-        """By the parameter's number in the optimizer: the order in which servers have its state."""
-        parameters = [each for group in self.inner.param_groups for each in group["params"]]
+        """Number of a parameter in the optimizer -> the order of its dimensions in the servers' state, see
+        buckets.memory_order."""
+        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
         return {
             numbers[parameter]: memory_order(view)
@@ -232,7 +235,7 @@ class OptimizerOnServers(OverlappedOptimizer):
         self._refresh()
 
     def _check_orders(self, saved: Mapping[int, list[int]]) -> None:
-        parameters = [each for group in self.inner.param_groups for each in group["params"]]
+        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         for number, order in self._orders().items():
             if saved.get(number, order) != order:
                 raise UserError(

@@ -1,6 +1,6 @@
 """The optimizer on the workers, any of torch; servers only sum. This is the default of dist_sync.
 
-Gradients are the mean over the workers when backward() returns (reducer.py), and a step is the wrapped optimizer's own.
+When backward() returns, gradients are the mean over the workers (reducer.py). The wrapped optimizer makes the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dmltrain.kvstore.base import KVStore
 
 
 class OptimizerOnWorkers(DistributedOptimizer):
-    """See the module. Models and optimizers may have any number of one another."""
+    """See the module. A model may have several optimizers, and an optimizer the parameters of several models."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
         super().__init__(optimizer)
@@ -29,9 +29,8 @@ class OptimizerOnWorkers(DistributedOptimizer):
         self._model = model
         check_optimizer(model, optimizer)
         self._reducers = reducers_of(model, store, mode)
-        self._before = {
-            reducer: reducer.rounds for reducer in self._reducers
-        }  # the rounds at its last step or zero_grad
+        # reducer -> its number of rounds when this optimizer made its last step or zero_grad
+        self._before = {reducer: reducer.rounds for reducer in self._reducers}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The parameters must be the model's. Every worker must call it."""
@@ -54,23 +53,24 @@ class OptimizerOnWorkers(DistributedOptimizer):
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
         before = [reducer.holds for reducer in self._reducers]
-        for each in self._reducers:
-            each.holds = True
+        for reducer in self._reducers:
+            reducer.holds = True
         try:
             yield
         finally:
-            for each, held in zip(self._reducers, before, strict=True):
-                each.holds = held
+            for reducer, held in zip(self._reducers, before, strict=True):
+                reducer.holds = held
 
     def reduce_gradients(self) -> None:
-        """Gradients are the mean when backward() returns. This only averages those that were set in another way, or
-        added under `accumulate`, since the last step."""
+        """Average only gradients that the script has set itself, or added under `accumulate`, since the last step. All
+        others are the mean already when backward() returns."""
         self._check_complete()
         for reducer in self._reducers:
             reducer.ensure_round(self._before[reducer], bool(reducer.replaced(self._parameters())))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """With a closure, its loss is the mean over the workers, so that all take the same decisions."""
+        """A closure's loss is replaced by its mean over the workers, so that the optimizers of all workers decide
+        alike."""
         loss = None
         if closure is None:
             self._prepare()
@@ -95,7 +95,7 @@ class OptimizerOnWorkers(DistributedOptimizer):
             reducer.check_step(self._parameters())
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        return [each for group in self.param_groups for each in group["params"]]
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _mean_loss(self, closure: Callable[[], Any]) -> Any:
         self._before = {reducer: reducer.rounds for reducer in self._reducers}

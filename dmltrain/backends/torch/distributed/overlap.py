@@ -55,7 +55,7 @@ class OverlappedOptimizer(BucketedOptimizer):
         self._shared = tuple(model.buffers()) if mode.broadcast_buffers else ()  # at each step, from worker 0
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
         self._early = mode.early
-        self._names = {each: name for name, each in model.named_parameters()}
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
         for bucket in self._buckets if mode.early else ():
             self._hooks += bucket.watch(self._gradient_ready)
         self._defer = mode.defer and parameter_hooks.can_have(model)
@@ -70,7 +70,7 @@ class OverlappedOptimizer(BucketedOptimizer):
         return self.inner.state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if not (self._defer and set_to_none):  # zeros would overwrite gradients that are being sent
+        if not (self._defer and set_to_none):  # setting zeros in place would overwrite gradients that are being sent
             self.settle()
         self._drop()
         for bucket in self._buckets:
@@ -78,7 +78,7 @@ class OverlappedOptimizer(BucketedOptimizer):
         self.inner.zero_grad(set_to_none)
 
     def _drop(self) -> None:
-        """No step is made with the gradients that were sent. Raises UserError if that is too late."""
+        """Discard the gradients that were sent. Raises UserError if their results are already under way."""
         for bucket in self._buckets:
             if bucket.pushed and not bucket.stepped:
                 if self._is_under_way(bucket):
@@ -89,7 +89,7 @@ class OverlappedOptimizer(BucketedOptimizer):
                 bucket.begin()
 
     def _is_under_way(self, bucket: Bucket) -> bool:
-        """Whether the gradients that were sent will come back."""
+        """Whether a result of the gradients that were sent is still to come."""
         return bucket in self._pending
 
     def weigh(self, weight: float, more: bool = False) -> None:
@@ -114,7 +114,7 @@ class OverlappedOptimizer(BucketedOptimizer):
                 self._push_first(bucket)
 
     def _complete(self, bucket: Bucket) -> None:
-        """Before the push, for what backward has not completed."""
+        """Before the push: complete the gradients that backward has not produced."""
         if not self._early:
             return bucket.fill()
         missing = bucket.missing()
@@ -158,7 +158,7 @@ class OverlappedOptimizer(BucketedOptimizer):
         raise NotImplementedError
 
     def _share_buffers(self) -> None:
-        """Give all workers worker 0's buffers, if that is wanted."""
+        """With broadcast_buffers: give all workers worker 0's buffers."""
         if self._shared:
             same.share(self.store, self._shared)
 
@@ -179,7 +179,7 @@ class OverlappedOptimizer(BucketedOptimizer):
         """The model's forward is about to read weights of `bucket`."""
         if not bucket.stepped:
             return
-        others = [each for each in self._pending if each.stepped and each is not bucket]
+        others = [pending for pending in self._pending if pending.stepped and pending is not bucket]
         while not arrived(self._pending[bucket]):
             other = self._arrived(others)
             if other is None:

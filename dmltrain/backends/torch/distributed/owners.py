@@ -1,4 +1,4 @@
-"""Who sends the gradients of a parameter. A later `distribute` of a model replaces what an earlier one left there."""
+"""Which object sends the gradients of a parameter. A later `distribute` of a model replaces it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Owner(Protocol):
     """An optimizer or a reducer."""
 
     def release(self) -> None:
-        """Send nothing any more."""
+        """From now on send nothing."""
 
 
 _OWNERS = WeakIdKeyDictionary()  # parameter -> a weak reference to its owner
 
 
 def claim(owner: Owner, parameters: Iterable[torch.nn.Parameter]) -> None:
-    """From now on `owner` sends the gradients of these parameters. Those who did so are released."""
+    """From now on `owner` sends the gradients of these parameters. Their earlier owners are released."""
     for parameter in parameters:
         before = owner_of(parameter)
         if before is not None and before is not owner:
@@ -34,14 +34,14 @@ def claim(owner: Owner, parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def owner_of(parameter: torch.nn.Parameter) -> Owner | None:
-    found = _OWNERS.get(parameter)
-    owner: Owner | None = found() if found else None
+    reference = _OWNERS.get(parameter)
+    owner: Owner | None = reference() if reference else None
     return owner
 
 
 def disown(owner: Owner) -> None:
-    """It owns no parameter any more."""
-    for reference in _OWNERS.keyrefs():  # a list, where other threads may add parameters
+    """Remove `owner` from all its parameters."""
+    for reference in _OWNERS.keyrefs():  # a copy: other threads may add parameters in the meantime
         parameter = reference()
         if parameter is not None and owner_of(parameter) is owner:
             del _OWNERS[parameter]

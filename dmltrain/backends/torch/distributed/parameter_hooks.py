@@ -1,9 +1,10 @@
-"""Gates in a model's forward: actions just before the parameters of a bucket are first read.
+"""Gates in a model's forward: actions that run just before the parameters of a bucket are first read.
 
 Straight-line torch.fx networks (layers.py) get an extra module before the first operator that reads a bucket, which
 costs almost nothing at run time. For other models a TorchFunctionMode watches the operators of each forward (about two
-microseconds per operator). So it finds every read, whichever module owns the weights: tied weights, out_proj of
-torch.nn.MultiheadAttention, parametrizations. torch.compile must not see gates; there all actions run at the start.
+microseconds per operator). So every read is seen, whichever module owns the weights: tied weights, out_proj of
+torch.nn.MultiheadAttention, parametrizations. torch.compile must not trace gates: in a compiled model all actions run
+at the start of the forward.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def can_have(model: nn.Module) -> bool:
 
 
 class Hook:
-    """A hook of a module: runs `action`. Copies of the module share it, and a file with the module has nothing of it,
-    so that it can be loaded where there is no dmltrain. `settle` completes weights before they are copied."""
+    """A hook of a module: runs `action`. Copies of the module share the hook. A pickle of the module does not contain
+    it, so the pickle can be loaded without dmltrain. `settle` completes the weights before they are copied."""
 
     def __init__(self, model: nn.Module, action: Callable[[], None], settle: Callable[[], None] | None = None) -> None:
         self._model = weakref.ref(model)
@@ -54,13 +55,13 @@ class Hook:
         if self._settle is not None and model is not None:
             self._settle()
             for parameter in model.parameters():
-                if id(parameter) in memo:  # it has been copied already
+                if id(parameter) in memo:  # copied before `settle` completed it
                     memo[id(parameter)].data.copy_(parameter.data)
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._settle is not None:
-            self._settle()  # torch.save writes weights after all else
+            self._settle()  # in time: torch.save writes the weights last
         return functools.partial, (sys.audit, "dmltrain.hook")  # does nothing
 
 
@@ -86,8 +87,8 @@ def uncompiled(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def install(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
-    """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of it.
-    `model.state_dict()` calls `before_all` first."""
+    """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of that
+    bucket. `model.state_dict()` first calls `before_all`."""
     model.register_state_dict_pre_hook(Hook(model, before_all, before_all))
     if _is_straight(model):
         _insert(model, buckets, before)
@@ -100,7 +101,7 @@ def _is_straight(model: nn.Module) -> TypeGuard[fx.GraphModule]:
     if not isinstance(model, fx.GraphModule):
         return False
     called = [model.get_submodule(str(node.target)) for node in model.graph.nodes if node.op == "call_module"]
-    return all(isinstance(each, (Gate, Dense)) for each in called)
+    return all(isinstance(function, (Gate, FactoredDense)) for function in called)
 
 
 def dense_weights(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -109,9 +110,9 @@ def dense_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     if _is_straight(model):
         used = [name for node in model.graph.nodes if (name := _weight_of(node))]
     else:
-        layers = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+        layers = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
         used = [
-            f"{name}.weight" if name else "weight" for name, each in layers if not parametrize.is_parametrized(each)
+            f"{name}.weight" if name else "weight" for name, module in layers if not parametrize.is_parametrized(module)
         ]
     count = Counter(map(id, named.values()))
     once = [name for name in used if name in named and used.count(name) == 1]
@@ -168,7 +169,7 @@ def factor(model: nn.Module, buckets: Sequence[FactoredBucket]) -> None:
             "factors are not kept in code of torch.compile: train without factors, or without torch.compile"
         )
 
-    _observe(model, _Dense(buckets), refuse)
+    _observe(model, _FactoredDenseMode(buckets), refuse)
 
 
 def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
@@ -178,7 +179,7 @@ def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
     for number, node in enumerate(list(model.graph.nodes)):
         weight = named.get(_weight_of(node))
         if weight in bucket_of:
-            model.add_submodule(f"factored{number}", Dense(bucket_of[weight]))
+            model.add_submodule(f"factored{number}", FactoredDense(bucket_of[weight]))
             named_arguments = {_name(name): value for name, value in node.kwargs.items()}
             with model.graph.inserting_before(node):
                 dense = model.graph.call_module(f"factored{number}", node.args, named_arguments)
@@ -187,7 +188,7 @@ def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
     model.recompile()
 
 
-class Dense(nn.Module):
+class FactoredDense(nn.Module):
     """functional.linear of a bucket, in straight-line code."""
 
     def __init__(self, bucket: FactoredBucket) -> None:
@@ -201,14 +202,14 @@ class Dense(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         raise UserError("a model whose layers send factors cannot be saved whole: save model.state_dict()")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Dense:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FactoredDense:
         return self
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self._linear(x, weight, bias)
 
 
-class _Dense(TorchFunctionMode):
+class _FactoredDenseMode(TorchFunctionMode):
     """Lets buckets apply their dense layers."""
 
     def __init__(self, buckets: Iterable[FactoredBucket]) -> None:
@@ -233,12 +234,12 @@ def _name(argument: str) -> str:
 
 
 def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
-    _observe(model, _Reads(buckets, before), before_all)
+    _observe(model, _ReadsMode(buckets, before), before_all)
 
 
 def _observe(model: nn.Module, mode: TorchFunctionMode, compiled: Callable[[], None]) -> None:
     """Let `mode` see the operators of each forward of `model`. In compiled code, whose operators cannot be observed,
-    call `compiled` in place of that."""
+    call `compiled` instead."""
     forwards = ExitStack()
 
     def enter() -> None:
@@ -270,7 +271,7 @@ def _is_disabled(frame: FrameType) -> bool:
     return "DisableContext" in getattr(frame.f_code, "co_qualname", "")
 
 
-class _Reads(TorchFunctionMode):
+class _ReadsMode(TorchFunctionMode):
     """Looks for parameters in the arguments of every torch operator."""
 
     def __init__(self, buckets: Iterable[Bucket], before: Action) -> None:

@@ -1,4 +1,4 @@
-"""What is the same on all workers: a model's parameters, its weights and buffers, and how many steps have been made."""
+"""Checks what must be the same on all workers: a model's parameters, weights and buffers, and the number of steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dmltrain.kvstore import agreement
 from dmltrain.kvstore.base import KVStore
 
 CHUNK = 1 << 26  # bytes that are shared at once
-EQUAL = 1e-4  # relative: norms that differ by rounding at most
-_TRAINED = 1 << 49
+EQUAL = 1e-4  # relative difference of norms that rounding may cause
+_TRAINED = 1 << 49  # a flag above the 48 bits of a digest, in the same float64
 
 
 def check(
@@ -26,19 +26,19 @@ def check(
     parameters of the same order in memory. Returns which parameters any worker trains."""
     for name, tensor in (*named, *buffers):
         _check_dense(name, tensor)
-    shown = [_shown("parameter", *each) + _lying(each[1]) for each in named]
+    shown = [_shown("parameter", name, parameter) + _lying(parameter) for name, parameter in named]
     shown += [_shown("buffer", *buffer) for buffer in buffers]
     counts = agreement.rows(store, "parameters of a model", [len(named), len(buffers)])
     if others := agreement.different(counts):
-        found = [f"{row[0]:.0f} parameters and {row[1]:.0f} buffers" for row in (counts[0], counts[others[0]])]
+        sizes = [f"{row[0]:.0f} parameters and {row[1]:.0f} buffers" for row in (counts[0], counts[others[0]])]
         raise UserError(
-            f"dmltrain.distribute: the model has {found[0]} on worker 0, but {found[1]} on worker {others[0]}: "
+            f"dmltrain.distribute: the model has {sizes[0]} on worker 0, but {sizes[1]} on worker {others[0]}: "
             "make the same model on all workers"
         )
     if not shown:
         return []
-    own = [_digest(each) for each in shown]
-    trained = [each.requires_grad for _, each in named] + [False] * len(buffers)
+    own = [_digest(text) for text in shown]
+    trained = [parameter.requires_grad for _, parameter in named] + [False] * len(buffers)
     row = [number + _TRAINED * wanted for number, wanted in zip(own, trained, strict=True)]
     table = agreement.rows(store, f"digests of a model's {len(row)}", row)
     digests, wants = table % _TRAINED, table >= _TRAINED
@@ -50,7 +50,7 @@ def check(
             "workers (the order of a set differs between processes: use a list or sorted(...)), and with the same "
             "memory format"
         )
-    return [bool(each) for each in wants.any(axis=0)[: len(named)]]
+    return [bool(wanted) for wanted in wants.any(axis=0)[: len(named)]]
 
 
 def _check_dense(name: str, tensor: torch.Tensor) -> None:
@@ -90,15 +90,15 @@ def _share(store: KVStore, tensors: list[torch.Tensor]) -> None:
         for tensor, part in zip(tensors, np.split(flat, bounds), strict=True):
             values = torch.empty(tensor.shape, dtype=tensor.dtype)
             _bytes(values)[:] = part
-            if not torch.equal(values, tensor.cpu()):  # else the version of an equal tensor would change
+            if not torch.equal(values, tensor.cpu()):  # a copy would change autograd's version of an equal tensor, too
                 tensor.copy_(values)
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     flat = whole.as_strided((whole.numel(),), (1,))  # also where it has no elements
-    found: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
-    return found
+    values: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
+    return values
 
 
 def check_norms(store: KVStore, names: Sequence[str], norms: Sequence[float]) -> None:
@@ -112,12 +112,12 @@ def check_norms(store: KVStore, names: Sequence[str], norms: Sequence[float]) ->
         )
 
 
-def _shown(what: str, name: str, tensor: torch.Tensor) -> str:
-    return f"{what} {name}, {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+def _shown(kind: str, name: str, tensor: torch.Tensor) -> str:
+    return f"{kind} {name}, {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _lying(tensor: torch.Tensor) -> str:
-    """The order in memory, which gradients are sent in, if it is not the usual one."""
+    """The order of the dimensions in memory, in which gradients are sent; empty if it is the usual one."""
     order = memory_order(tensor)
     return "" if order == sorted(order) else f" with dimensions {order} from the outermost in memory"
 
@@ -128,19 +128,19 @@ def _digest(text: str) -> int:
 
 
 def refuse_out_of_step(store: KVStore, own: Sequence[int]) -> None:
-    """Raise UserError: workers have made unequal numbers of steps, or have told their reducers of other changes. All
-    workers call this. `own`: both numbers of this worker."""
+    """Raise UserError: workers have made unequal numbers of steps, or unequal numbers of changes to their models. All
+    workers call this. `own`: this worker's numbers of steps and of changes."""
     table = agreement.rows(store, "steps of workers", own)
     others = agreement.different(table)
     worker = others[0] if others else store.rank
-    (steps, calls), (its, its_calls) = table[0], table[worker]
-    found = (
-        f"worker 0 has made {steps:.0f} steps and worker {worker} {its:.0f}"
-        if steps != its
-        else f"worker 0 has changed its model or called distribute {calls:.0f} times, worker {worker} {its_calls:.0f}"
+    (steps, calls), (steps_there, changes) = table[0], table[worker]
+    difference = (
+        f"worker 0 has made {steps:.0f} steps and worker {worker} {steps_there:.0f}"
+        if steps != steps_there
+        else f"worker 0 has changed its model or called distribute {calls:.0f} times, worker {worker} {changes:.0f}"
     )
     raise UserError(
-        f"the workers are at different places of the script: {found} before this backward(); skip steps and choose "
-        "losses in the same way on all workers, by what they have in common (gradients after backward(), not the loss "
-        "of one worker)"
+        f"the workers are at different places of the script: {difference} before this backward(); skip steps and "
+        "choose losses in the same way on all workers, by what they have in common (gradients after backward(), not "
+        "the loss of one worker)"
     )

@@ -12,11 +12,12 @@ from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.layout import check_trainable, split, wire_type
 from dmltrain.kvstore.base import Handle, KVStore
 
-Kind = tuple[torch.dtype, torch.Size, torch.device]
+TensorKind = tuple[torch.dtype, torch.Size, torch.device]
 
 
 class ParameterBuckets:
-    """A parameter has a bucket from the first time that any worker trains it. Workers call this in the same order."""
+    """A parameter gets a bucket when any worker trains it for the first time. All workers call the methods in the same
+    order."""
 
     def __init__(self, store: KVStore, prefix: str, average: bool) -> None:
         self._store, self._prefix, self._average = store, prefix, average
@@ -24,11 +25,11 @@ class ParameterBuckets:
         self.parameters: list[nn.Parameter] = []
         self.number_of: dict[nn.Parameter, int] = {}
         self.buckets: list[Bucket] = []
-        self.changes = 0  # of parameters and buckets, the same on all workers
+        self.changes = 0  # how often parameters or buckets have changed; the same on all workers
         self._bucket_of: dict[int, Bucket] = {}
         self._place_of: dict[int, int] = {}  # in its bucket
-        self._kinds: dict[Bucket, list[Kind]] = {}
-        self._factor: dict[Bucket, float] = {}  # what makes the mean of a result
+        self._kinds: dict[Bucket, list[TensorKind]] = {}
+        self._factor: dict[Bucket, float] = {}  # a bucket's result times this is the mean
 
     def add(self, name: str, parameter: nn.Parameter) -> int:
         number = self.number_of[parameter] = len(self.parameters)
@@ -37,35 +38,35 @@ class ParameterBuckets:
         return number
 
     def lay_out(self, numbers: Iterable[int]) -> list[Bucket]:
-        """Buckets of these parameters, which have none yet."""
+        """Create buckets for these parameters, which have none yet."""
         named = [(self.names[number], self.parameters[number]) for number in numbers]
         for name, parameter in named:
             check_trainable(name, parameter)
-        lists = split(named, lambda each: (each.dtype, each.device))
-        made = [
+        lists = split(named, lambda parameter: (parameter.dtype, parameter.device))
+        buckets = [
             Bucket(self._store.new_name(self._prefix), 0, len(lists) - place, parameters)
             for place, parameters in enumerate(lists)
         ]
-        if not made:
+        if not buckets:
             return []
-        keys = [bucket.name for bucket in made]
-        values = [np.zeros(bucket.elements, wire_type(bucket.parameters[0].dtype)) for bucket in made]
+        keys = [bucket.name for bucket in buckets]
+        values = [np.zeros(bucket.elements, wire_type(bucket.parameters[0].dtype)) for bucket in buckets]
         self._store.init(keys, values, mean=self._average)
-        for bucket, memory in zip(made, self._store.buffers(keys), strict=True):
+        for bucket, memory in zip(buckets, self._store.buffers(keys), strict=True):
             bucket.lay_out(memory)
             self._kinds[bucket] = [_kind(parameter) for parameter in bucket.parameters]
             self._factor[bucket] = bucket.factor_to_mean(self._store) if self._average else 1.0
             for place, number in enumerate(self.numbers(bucket)):
                 self._bucket_of[number], self._place_of[number] = bucket, place
-        self.buckets += made
-        return made
+        self.buckets += buckets
+        return buckets
 
     def fits(self, bucket: Bucket) -> bool:
         """Whether the script has left its parameters' types, shapes and devices as they were."""
         return self._kinds[bucket] == [_kind(parameter) for parameter in bucket.parameters]
 
     def drop(self, bucket: Bucket) -> None:
-        """Its parameters have no bucket any more."""
+        """Remove the bucket: its parameters then have none."""
         self.changes += 1
         self.buckets.remove(bucket)
         for number in self.numbers(bucket):
@@ -79,11 +80,11 @@ class ParameterBuckets:
 
     def of(self, numbers: Iterable[int]) -> list[Bucket]:
         """The buckets of these parameters, in order."""
-        found = {self._bucket_of.get(number) for number in numbers}
-        return [bucket for bucket in self.buckets if bucket in found]
+        wanted = {self._bucket_of.get(number) for number in numbers}
+        return [bucket for bucket in self.buckets if bucket in wanted]
 
     def view(self, number: int) -> torch.Tensor:
-        """Where the gradient of a parameter lies in its bucket, until the bucket's result has been taken."""
+        """The view of a parameter's gradient in its bucket. It is valid until the bucket's result has been taken."""
         return self._bucket_of[number].views[self._place_of[number]]
 
     def part(self, number: int, results: Mapping[Bucket, list[torch.Tensor]]) -> torch.Tensor:
@@ -96,11 +97,11 @@ class ParameterBuckets:
         """The sums or means of these buckets, as they arrive: valid until the bucket is sent again."""
         left = list(buckets)
         while left:
-            bucket = next((each for each in left if sent[each].done), left[0])
+            bucket = next((bucket for bucket in left if sent[bucket].done), left[0])
             left.remove(bucket)
             sent[bucket].wait()
             yield bucket, bucket.result(sent[bucket], self._factor[bucket])
 
 
-def _kind(parameter: nn.Parameter) -> Kind:
+def _kind(parameter: nn.Parameter) -> TensorKind:
     return parameter.dtype, parameter.shape, parameter.device

@@ -11,25 +11,26 @@ import numpy as np
 
 from dmltrain.kvstore.base import KVStore
 
-MOST_STEPS = 1000  # between two questions
+MOST_STEPS = 1000  # between two exchanges
 
 
-class Notice:
-    """The notice of a run without --snapshot-on-signal, which never comes."""
+class SnapshotSignal:
+    """Of a run without --snapshot-on-signal: it never comes."""
 
     def comes(self) -> bool:
-        """Whether a worker has got the signal since the last question. Every worker must ask after the same steps."""
+        """Whether any worker got the signal since the last exchange. Every worker must call this after every step."""
         return False
 
 
-class SignalNotice(Notice):
-    """The workers ask each other about every `seconds`: a question is a sum over all of them, so each must come to it
-    after the same step, which the sum's own measured seconds say."""
+class AwaitedSnapshotSignal(SnapshotSignal):
+    """The workers exchange whether one of them got the signal, about every `seconds`. An exchange is a sum over all
+    workers, so all must make it after the same step. The sum therefore also has the workers' measured seconds of a
+    step, from which all compute the same number of steps until the next exchange."""
 
     def __init__(self, store: KVStore, seconds: float, clock: Callable[[], float] = time.monotonic):
         self._store, self._seconds, self._clock = store, seconds, clock
         self._signals = self._seen = 0
-        self._steps, self._every = 0, 1  # since the last question; until the next one
+        self._steps, self._every = 0, 1  # steps since the last exchange; steps between it and the next
         self._asked_at = clock()
         signal.signal(signal.SIGUSR1, self._handle)
 
@@ -50,10 +51,10 @@ class SignalNotice(Notice):
 
 
 def steps_within(seconds: float, of_a_step: float) -> int:
-    """How many steps to make in `seconds`, at least one."""
+    """How many steps of `of_a_step` seconds fit into `seconds`: 1 to MOST_STEPS."""
     return max(1, min(MOST_STEPS, int(seconds / max(of_a_step, 1e-6))))
 
 
-def notice_of(seconds: float, store: KVStore) -> Notice:
-    """What the option asks for."""
-    return SignalNotice(store, seconds) if seconds else Notice()
+def snapshot_signal_of(seconds: float, store: KVStore) -> SnapshotSignal:
+    """seconds: the value of --snapshot-on-signal; 0: the option is not given."""
+    return AwaitedSnapshotSignal(store, seconds) if seconds else SnapshotSignal()

@@ -1,7 +1,10 @@
-"""Local response normalisation with a gradient of its own.
+"""Operators of networks that PyTorch lacks, or has in a slower form.
 
-torch.nn.functional.local_response_norm sums over channels by a pooling of a five-dimensional tensor and keeps every
-intermediate result for the backward pass: a quarter of AlexNet's step on a CPU. Here the sum is one of slices.
+Local response normalisation has a gradient of its own: torch.nn.functional.local_response_norm sums over channels by a
+pooling of a five-dimensional tensor and keeps every intermediate result for the backward pass: a quarter of AlexNet's
+step on a CPU. Here the sum is one of slices.
+
+Sampling at other places is done as MXNet's SpatialTransformer does it (src/operator/spatial_transformer.cc).
 """
 
 from __future__ import annotations
@@ -56,3 +59,23 @@ def _over_channels(values: Tensor, size: int) -> Tensor:
     for other in others:
         total += other
     return total
+
+
+def sample_affine(images: Tensor, maps: Tensor, target: tuple[int, int]) -> Tensor:
+    """Images (N, C, *target) whose pixel at (x, y) is that of `images` (N, C, H, W) at the affine map (N, 6) of (x, y).
+
+    Coordinates are computed as MXNet computes them, without a matrix product and never in a half type. Where a map
+    takes pixels exactly to pixels, as the identity does, the last bit decides which pixels are the neighbours, and
+    hence the gradient.
+    """
+    kind = torch.promote_types(images.dtype, torch.float32)
+    x, y = (_centres(count, images.device, kind) for count in reversed(target))
+    of_x, of_y, shift = maps.to(kind).view(-1, 1, 1, 2, 3).unbind(-1)  # (N, 1, 1, 2) each
+    places = of_x * x.view(1, 1, -1, 1) + of_y * y.view(1, -1, 1, 1) + shift  # (N, height, width, 2)
+    sampled = functional.grid_sample(images.to(kind), places, padding_mode="zeros", align_corners=True)
+    return sampled.to(images.dtype)
+
+
+def _centres(count: int, device: torch.device, kind: torch.dtype) -> Tensor:
+    """Pixel centres from -1 to 1, rounded from float64 once."""
+    return (torch.arange(count, device=device, dtype=torch.float64) * 2.0 / (count - 1) - 1.0).to(kind)
