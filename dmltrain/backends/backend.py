@@ -126,16 +126,16 @@ class Trainer(Protocol):
         """Seed the framework's random numbers (dropout) on every device."""
 
     def train_step(
-        self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
+        self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
     ) -> Array | None:
         """One update from this worker's images (N, C, H, W) and labels (N,) int64; N may be 0. uint8 images, in any
         order of memory, are normalised on the device. float32 images are the network's input without a change.
 
         `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
 
-        `receipt`: in an elastic job (3,) float64, the number of this worker's samples and two sums over them that the
-        caller chooses. `total` is then the number of samples that all workers got. Returns the sum of the receipts of
-        the workers whose gradients the step has; the mean is over their samples. Without a receipt it returns None.
+        `checksum`: in an elastic job (3,) float64, the number of this worker's samples and two sums over them that the
+        caller chooses. `total` is then the number of samples that all workers got. Returns the sum of the checksums of
+        the workers whose gradients the step has; the mean is over their samples. Without a checksum it returns None.
         """
 
     def accumulate(self, images: Array, labels: Array, total: int) -> None:

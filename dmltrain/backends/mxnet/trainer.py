@@ -125,11 +125,11 @@ class MXNetTrainer:
         mx.random.seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little") >> 1)
 
     def train_step(
-        self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
+        self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
     ) -> None:
         """One update from this worker's images (N, C, H, W), uint8 or float32, and labels (N,) int64, N may be 0.
 
-        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job). `receipt`
+        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job). `checksum`
         has no effect: jobs with MXNet are not elastic.
         """
         self._backward(images, labels, total)

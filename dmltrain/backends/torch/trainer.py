@@ -136,15 +136,15 @@ class TorchTrainer:
         torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
 
     def train_step(
-        self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
+        self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
     ) -> Array | None:
         """One update from this worker's images (N, C, H, W), uint8 or float32, and labels (N,) int64, N may be 0.
 
         `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
-        `receipt` and the result: see Trainer.
+        `checksum` and the result: see Trainer.
         """
-        if receipt is not None:
-            self._optimizer.round(total, receipt)
+        if checksum is not None:
+            self._optimizer.round(total, checksum)
         set_rate(self._optimizer, learning_rate)
         self._begin()
         self._backward(images, labels, total)

@@ -23,7 +23,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     step."""
     factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of the layers that send factors
     committed: Array | None = None
-    """In an elastic job: the sum of the receipts (see `round`) of all workers whose gradients are in the last step."""
+    """In an elastic job: the sum of the checksums (see `round`) of all workers whose gradients are in the last step."""
     rate_factor = 1.0
     """In an elastic job: the next step multiplies learning rates by this. `param_groups` keeps the rates unchanged."""
 
@@ -109,13 +109,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "step() before the last micro-batch of dmltrain.loader: call it only where loader.step_ends is true"
             )
 
-    def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
+    def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
         """In an elastic job, call this before each step.
 
         dealt: how many samples all workers got for the step. Losses are divided by it, or gradients are weighed with
-        it. receipt: (3,) float64, which samples this worker got: their number, and two sums over them that the caller
+        it. checksum: (3,) float64, which samples this worker got: their number, and two sums over them that the caller
         chooses. The step uses the mean over the samples of the workers that are still in the job. After the step `then`
-        is called with the sum of their receipts.
+        is called with the sum of their checksums.
         """
 
     @contextlib.contextmanager

@@ -5,7 +5,7 @@ nor weights. If the members change before that, the remaining ones push the same
 all members that stay in the job, or by none. A worker that cannot get the sums, because a server was lost, gets the
 result of the step from another worker.
 
-Each worker also pushes a receipt of its samples. The sum of the receipts says of how many samples the gradients have
+Each worker also pushes a checksum of its samples. The sum of the checksums says of how many samples the gradients have
 arrived: fewer than were dealt if a worker was lost.
 
 Without early steps the round is made when the outermost backward() returns: gradients are then the mean, and the script
@@ -53,14 +53,14 @@ class ElasticOptimizer(EarlyOptimizer):
         self._round: tuple[int, Array] | None = None
         self._after_step: Callable[[Array], None] | None = None
         self._is_reduced = False  # the gradients are those of the recognised round
-        self._receipts = store.new_name("receipt")
-        store.init([self._receipts], [np.zeros(RECEIPT)])
+        self._checksums = store.new_name("receipt")
+        store.init([self._checksums], [np.zeros(RECEIPT)])
         self._uses = store.new_name("uses of parameters")
         if self._reduces_in_backward:
             store.init([self._uses], [np.zeros(len(self._order))])
 
-    def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        self._round, self._after_step = (dealt, np.array(receipt, np.float64)), then
+    def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
+        self._round, self._after_step = (dealt, np.array(checksum, np.float64)), then
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Raises what `KVStore.enter` raises, if this worker is no longer a member of the job."""
@@ -173,21 +173,21 @@ class ElasticOptimizer(EarlyOptimizer):
         """Wait until the round is recognised. Returns the number of samples that were dealt, divided by the number
         whose gradients have come; 0 if none have."""
         assert self._round is not None  # see step
-        dealt, receipt = self._round
-        receipts = self._commit(receipt)
-        if receipts is None:
+        dealt, checksum = self._round
+        checksums = self._commit(checksum)
+        if checksums is None:
             self.forget_round()
-            receipts = np.zeros(RECEIPT)  # only the others have the sum
-        self._round, self.committed = None, receipts
+            checksums = np.zeros(RECEIPT)  # only the others have the sum
+        self._round, self.committed = None, checksums
         used = int(self.committed[0])
         return dealt / used if used else 0.0
 
-    def _commit(self, receipt: Array) -> Array | None:
-        """Wait until the round is recognised. Returns the sum of its receipts; None if other workers have made the
+    def _commit(self, checksum: Array) -> Array | None:
+        """Wait until the round is recognised. Returns the sum of its checksums; None if other workers have made the
         step, and its result is here already."""
         while True:
             try:
-                handle = self.store.pushpull(self._receipts, receipt, READ, wait=False)
+                handle = self.store.pushpull(self._checksums, checksum, READ, wait=False)
                 uses = (
                     self.store.pushpull(self._uses, self._used(), READ, wait=False)
                     if self._reduces_in_backward

@@ -29,7 +29,7 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
             super()._begin_round()
 
     def _commit(self) -> Array:
-        """Push the buckets that are not pushed yet, and wait for the weights. Returns the receipt of the step."""
+        """Push the buckets that are not pushed yet, and wait for the weights. Returns the checksum of the step."""
         return super()._commit() if self._steps_together else self._commit_own()
 
     def _commit_own(self) -> Array:
@@ -41,7 +41,7 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
                 self._begin_again()
                 self.store.enter()
         self._take_all(pulled)
-        return self._receipt
+        return self._checksum
 
     def _push(self, bucket: Bucket) -> None:
         if self._steps_together:

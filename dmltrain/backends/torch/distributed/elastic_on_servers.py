@@ -5,9 +5,9 @@ Weights are pulled into separate memory, and copied to the model when the store 
 change before that, the servers undo their steps of the round, and the remaining workers push the same gradients again.
 
 The step uses the mean over the samples of the workers that stay in the job. Servers add gradients and know nothing of
-samples, so the workers agree on the number first: each sends a receipt of its samples when the round begins. When all
-receipts have come, each worker pushes its gradients, multiplied by (samples dealt / samples in the receipts). Usually
-the two are equal, and the receipts arrive before the first gradient is ready.
+samples, so the workers agree on the number first: each sends a checksum of its samples when the round begins. When all
+checksums have come, each worker pushes its gradients, multiplied by (samples dealt / samples in the checksums). Usually
+the two are equal, and the checksums arrive before the first gradient is ready.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
     ) -> None:
         self._workers = store.num_workers  # at the job's start
         super().__init__(model, optimizer, store, replace(mode, defer=False))
-        self._receipts = store.new_name("receipts")
-        self._dealt, self._receipt = 0, np.zeros(RECEIPT)
+        self._checksums = store.new_name("receipts")
+        self._dealt, self._checksum = 0, np.zeros(RECEIPT)
         self._after_step: Callable[[Array], None] | None = None
-        self._receipt_sum: Handle | None = None  # of the receipts, in the present view
+        self._receipt_sum: Handle | None = None  # of the checksums, in the present view
         self._sent: set[Bucket] = set()  # in the present view
         self._sent_in = store.view  # that view
         store.take_weights = self.synchronize
@@ -56,8 +56,8 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
     def _factor_of(self, kind: KVStoreType) -> float:
         return 1.0 / self._workers if self._average and kind.synchronous else 1.0
 
-    def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        self._dealt, self._receipt, self._after_step = dealt, np.array(receipt, np.float64), then
+    def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
+        self._dealt, self._checksum, self._after_step = dealt, np.array(checksum, np.float64), then
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -115,12 +115,12 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _commit(self) -> Array:
         """Push the buckets that are not pushed yet, and wait until the round is recognised. Returns the sum of its
-        receipts: (3,); zeros if other workers have made the step and this one has its result already."""
+        checksums: (3,); zeros if other workers have made the step and this one has its result already."""
         while True:
             try:
-                receipts = self._sum_receipts()
-                receipts.wait()
-                total = np.array(receipts.values[0])
+                checksums = self._sum_receipts()
+                checksums.wait()
+                total = np.array(checksums.values[0])
                 pulled = self._exchange() if total[0] else {}
                 self.store.complete()
                 break
@@ -149,10 +149,10 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         return pulled
 
     def _sum_receipts(self) -> Handle:
-        """The sum of the receipts in the present view."""
+        """The sum of the checksums in the present view."""
         self._follow_view()
         if self._receipt_sum is None:
-            self._receipt_sum = self.store.sum_in_round(self._receipts, self._receipt)
+            self._receipt_sum = self.store.sum_in_round(self._checksums, self._checksum)
         return self._receipt_sum
 
     def _follow_view(self) -> None:
