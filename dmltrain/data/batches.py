@@ -8,8 +8,10 @@ exception, the threads end after their current share of a batch.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,9 +20,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.data.ahead import ahead
 from dmltrain.data.assignment.parts import Part
-from dmltrain.data.buffer_pool import Rooms
 from dmltrain.data.dataset import ABSENT, Samples
-from dmltrain.data.read_ahead import ReadAhead
 
 PREFETCH_BYTES = 256 << 20
 
@@ -147,3 +147,72 @@ def _filled(pieces: Sequence[Future[None]], images: Array, labels: Array, index:
         piece.result()
     present = labels != ABSENT
     return Batch(images, labels, index) if present.all() else Batch(images[present], labels[present], index)
+
+
+class Rooms:
+    """Arrays for batches of images, used again as soon as nothing refers to them. For one thread.
+
+    A batch of 128 images of 224x224 pixels has 19 MB. The kernel would clear and map fresh memory for each batch page
+    by page. An array is free when neither a batch, nor a view of it, nor a framework's tensor that shares its memory
+    refers to it. So a consumer may keep a batch as long as it likes; the next batch then gets a new array.
+    `make()` returns a new array, or a view of one; all have the same shape.
+    """
+
+    def __init__(self, make: Callable[[], Array]) -> None:
+        self._make = make
+        self._made: list[tuple[Array, int]] = []  # a view of each, and the references to its memory when it is free
+
+    def take(self) -> Array:
+        """A free array."""
+        for view, free in self._made:
+            if _references(view) == free:
+                return view[:]
+        view = self._make()[:]
+        self._made.append((view, _references(view)))
+        return view[:]
+
+    def __len__(self) -> int:
+        """How many have been made."""
+        return len(self._made)
+
+
+def _references(view: Array) -> int:
+    """To the array that owns the memory: every view of it refers to it."""
+    return sys.getrefcount(view.base)
+
+
+class ReadAhead:
+    """Reads a chunk-shuffled part of an epoch from the disk in the order of the files, ahead of the decoding threads.
+
+    Samples of a window of `--shuffle chunk` lie in a few places of the disk, but come in random order. So a thread
+    reads the next window's records from the first to the last and drops them. The operating system keeps what was read,
+    and the decoding threads find it in memory: without seeks, with one more copy of each record.
+    Without `touch` of the split, and without windows, it does nothing.
+    """
+
+    def __init__(self, split: Samples, part: Part) -> None:
+        self._touch = getattr(split, "touch", None) if part.window else None
+        self._part, self._next = part, 0  # the first window that nobody has asked to read
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dmltrain-batches-disk")
+
+    def reach(self, position: int) -> None:
+        """The work on this position of the part begins: read its window and the next."""
+        window = self._part.window
+        if self._touch is None:
+            return
+        self._next = max(self._next, position // window)
+        while self._next <= position // window + 1 and self._next * window < len(self._part.order):
+            self._pool.submit(self._read, self._next * window)
+            self._next += 1
+
+    def _read(self, start: int) -> None:
+        for sample in np.sort(self._part.order[start : start + self._part.window]).tolist():
+            if self._stopped.is_set():
+                return
+            assert self._touch is not None
+            self._touch(sample)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ ELEMENT = 4  # bytes of a weight
 DOWNLOADED = ("cifar10", "mnist")
 FILES = ("data_train", "data_val", "data_train_idx", "data_val_idx", "data_root")
 RANK = "{rank}"
+NVIDIA_SMI_SECONDS = 20.0
 
 Answers = Mapping[tuple[str, ...], Mapping[str, Any]]
 
@@ -200,3 +204,14 @@ def _notes(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
     for those in twins.values():
         if len(those) > 1:
             yield f"cells {_named(those)} have the same command, so that they measure the same"
+
+
+def count_gpus() -> int | None:
+    """How many this machine has, by nvidia-smi: 0 if there is no device file of a GPU, None if it is not known."""
+    if shutil.which("nvidia-smi"):
+        try:
+            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else None
+    return None if glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd") else 0

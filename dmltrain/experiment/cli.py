@@ -18,8 +18,9 @@ from pathlib import Path
 from dmltrain.base.errors import UserError
 from dmltrain.base.launcher import LAUNCHER, launcher
 from dmltrain.base.safe_text import printed, raw
-from dmltrain.experiment import answers, command_line, devices, forecast, outputs, program, store, text
-from dmltrain.experiment.check import Answers, Asked, check
+from dmltrain.experiment import answers, command_line, forecast, program, store, text
+from dmltrain.experiment import results as tables_and_plots
+from dmltrain.experiment.check import Answers, Asked, check, count_gpus
 from dmltrain.experiment.command import Where
 from dmltrain.experiment.command_line import MOST_CELLS, NAME, RESULTS
 from dmltrain.experiment.plan import file
@@ -32,6 +33,7 @@ from dmltrain.experiment.progress import Progress
 from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.run import Reports, Runner, Setting, to_run
 from dmltrain.experiment.store import Store
+from dmltrain.report.page import cli as page_program
 
 SHARE = 10  # the results are written while cells run, for at most a tenth of the time
 
@@ -80,7 +82,7 @@ class Work:
 
 def _run(arguments: argparse.Namespace) -> int:
     experiment = file.load(arguments.file, arguments.small, arguments.set)
-    outputs.check(experiment)
+    tables_and_plots.check(experiment)
     found = program.find(experiment)
     if not _only_shows(arguments) and not experiment.where and not arguments.only:
         _ask(combinations(experiment), arguments)
@@ -234,7 +236,7 @@ def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
         work.setting.where,
         work.store.folder,
         work.setting.plan,
-        devices.gpus,
+        count_gpus,
         store.free_bytes,
     )
     found = check(asked, todo, said)
@@ -281,11 +283,11 @@ def _write(work: Work, results: Sequence[Result], page: bool) -> None:
     """Write the results; at the end also the page."""
     folder = work.store.folder
     with store.disk(folder):
-        notes = outputs.tables(folder, work.experiment, results)
+        notes = tables_and_plots.write(folder, work.experiment, results)
         if page:
             for note in notes:
                 say(f"note: {note}")
-            outputs.page(folder)
+            page_program.main([str(folder), "-o", str(folder / "report.html")])
 
 
 if __name__ == "__main__":

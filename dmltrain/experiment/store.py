@@ -27,7 +27,7 @@ from typing import Any
 
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.difference import different
+from dmltrain.experiment.plan import difference
 from dmltrain.experiment.plan.cell import Cell
 from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
@@ -86,7 +86,7 @@ class Store:
             return ""
         return (
             f"{self.folder} has the results of another experiment, {before.get('name')}: "
-            f"{different(before, self._record(experiment, cells))}"
+            f"{difference.of_records(before, self._record(experiment, cells))}"
         )
 
     def _has_results(self) -> bool:

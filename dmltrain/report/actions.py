@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import asked, panels, plot, reading
+from dmltrain.report import asked, plot, reading
 from dmltrain.report.command_line import width
 from dmltrain.report.label import labels
 from dmltrain.report.runs.facts import facts
@@ -18,7 +18,7 @@ from dmltrain.report.summaries.compare_text import Compared
 from dmltrain.report.summaries.series import table_over
 from dmltrain.report.summaries.summary import summary
 from dmltrain.report.table import Table, table
-from dmltrain.report.text import FORMATS
+from dmltrain.report.text import FORMATS, longest_line, panels
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ def _shown(tables: Sequence[Table], given: argparse.Namespace) -> tuple[str, lis
         return text, []
     several = sum(bool(table.rows) for table in tables) > 1
     if several and given.x == "time":
-        return panels.panels(tables, given.metric_names, limit), []  # runs have no times in common
-    if (found := panels.longest(text)) <= limit:
+        return panels(tables, given.metric_names, limit), []  # runs have no times in common
+    if (found := longest_line(text)) <= limit:
         return text, []
     form = "the runs are below each other" if several else "it is in parts"
     note = f"the table has lines of {found} letters, and {limit} fit: {form}; --wide keeps it whole"
-    return panels.panels(tables, given.metric_names, limit), [note]
+    return panels(tables, given.metric_names, limit), [note]
 
 
 def _plotted(runs: Sequence[Run], given: argparse.Namespace) -> list[str]:

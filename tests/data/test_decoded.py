@@ -9,9 +9,8 @@ from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import ABSENT
-from dmltrain.data.decoded import Decoded
+from dmltrain.data.decoded import Decoded, Pixels
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.data.pixels import Pixels
 from dmltrain.data.readers import Record, open_reader
 from tests import image_records
 from tests.image_records import CLASSES
