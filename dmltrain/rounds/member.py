@@ -120,7 +120,7 @@ class Member:
         self.journal.entered(view, missed)
         if isinstance(self.part, SyncSteps) != self.together:
             self.part = self._part()
-            self.journal.deal_again(self.store.clock)
+            self.journal.assign_rest(self.store.clock)
         self.part.suspect(view)
         if view.number > 1 and self.store.keeps_residuals:
             self._say_residuals(view)
@@ -149,7 +149,7 @@ class Member:
     def _blamed(self, error: str) -> str:
         """Why this worker's error ends the job, if a worker before it has failed at the same sample; else empty."""
         epoch = self.journal.epoch
-        if self.journal.dealing is None or self.order is None or self.order.number != epoch:
+        if self.journal.assignment is None or self.order is None or self.order.number != epoch:
             return ""
         found = self.suspects.blamed(epoch, self.part.own_positions(), error, self.order.samples_at)
         if found:

@@ -87,17 +87,17 @@ def again(run: Run) -> Run:
 def stop(run: Run) -> None:
     """The job ends between two rounds: all members save a checkpoint of where they are. Raises JobLost."""
     assert run.member
-    dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
-    assert dealing is not None
+    assignment, epoch, store = run.member.journal.assignment, run.member.journal.epoch, run.store
+    assert assignment is not None
     run.trainer.synchronize()
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
-    position = run.plan.after(epoch, dealing.step)
+    position = run.plan.after(epoch, assignment.step)
     store.repeat(lambda: _save(run, position))
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
     else:
-        first, rest = dealing.step * dealing.batch, dealing.rest
-        out, again = int((rest < first).sum()), dealing.samples - first - int((rest >= first).sum())
+        first, rest = assignment.step * assignment.batch, assignment.rest
+        out, again = int((rest < first).sum()), assignment.samples - first - int((rest >= first).sum())
         if again or out:
             text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
             run.log.info(text, again, out)
@@ -208,7 +208,7 @@ class Rounds:
         run, rounds = self._run, self._rounds
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))
-        self._rate = self._rates.factor(rounds.dealing) * run.schedule(self._number, rounds.step)
+        self._rate = self._rates.factor(rounds.assignment) * run.schedule(self._number, rounds.step)
         positions, dealt = rounds.begin()
         receipts = run.trainer.train_step(images, labels, dealt, self._rate, receipt.of(positions))
         assert receipts is not None

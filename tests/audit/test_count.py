@@ -18,8 +18,8 @@ from dmltrain.audit.journal import Journal
 from dmltrain.audit.lines import Committed, Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.base.errors import UserError
-from dmltrain.data.assignment.deal import Dealing
 from dmltrain.data.assignment.ranges import numbers, ranges
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.view import Lost, View
 from tests.fuzzing import Fuzzed, parts, survive
 
@@ -31,21 +31,21 @@ def write_job(folder, samples=22, batch=6, workers=3, epochs=2, losses=()):
     first = View(1, 0, (tuple(left),), (0,))
     entered = [Entered(first)]
     for epoch in range(epochs):
-        dealing = Dealing(samples, batch, left)
-        while not dealing.finished:
+        assignment = SyncAssignment(samples, batch, left)
+        while not assignment.finished:
             op += 1
             for member in left:
-                writers[member].began(op, number, epoch, dealing.positions_of(member))
+                writers[member].began(op, number, epoch, assignment.positions_of(member))
             if losses.get(op) in left and len(left) > 1:
                 left.remove(losses[op])
                 number += 1
-                dealing.enter(left)
+                assignment.enter(left)
                 view = entered[-1].view.without([losses[op]], op - 1)
-                entered.append(Entered(view, epoch, ranges(dealing.returned)))
-            total = sum(receipt.of(dealing.positions_of(member)) for member in left)
+                entered.append(Entered(view, epoch, ranges(assignment.returned)))
+            total = sum(receipt.of(assignment.positions_of(member)) for member in left)
             for member in left:
-                writers[member].committed(op, number, left, dealing.round.dealt, int(total[0]), total)
-            dealing.committed(left)
+                writers[member].committed(op, number, left, assignment.round.size, int(total[0]), total)
+            assignment.committed(left)
         op += 1  # the barrier at the epoch's end
         for member in left:
             writers[member].settled(op - 1)
