@@ -142,7 +142,7 @@ class New:
             self._epochs[int(epoch)] = {"train_accuracy": array("d", [float(value)])}
         return bool(lines)
 
-    def found(self):
+    def runs(self):
         return [Found(self._epochs)] if self._epochs else []
 '''
 SECTION = '''"""What is new."""

@@ -69,7 +69,7 @@ class _Tally:
 
     def count(self, member: int, begun: Iterable[Begun]) -> None:
         """Count what this member pushed of committed rounds, all of its lines."""
-        expected = {key: each for key, each in self._rounds.items() if member in each.committed.members}
+        expected = {key: counted for key, counted in self._rounds.items() if member in counted.committed.members}
         seen: dict[tuple[int, ...], Receipt] = {}
         for line in begun:
             key = self._key(line, member)
@@ -93,18 +93,18 @@ class _Tally:
         np.add.at(times, line.positions, 1)
 
     def result(self) -> Count:
-        for (op, *_), each in sorted(self._rounds.items()):
-            self._check_receipt(op, each)
+        for (op, *_), counted in sorted(self._rounds.items()):
+            self._check_receipt(op, counted)
         for epoch, times in sorted(self._times.items()):
-            for positions, what in ((times == 0, "never committed"), (times > 1, "committed more than once")):
+            for positions, problem in ((times == 0, "never committed"), (times > 1, "committed more than once")):
                 if positions.any():
-                    self._problems.append(f"epoch {epoch}: {what}: {_shown(np.flatnonzero(positions))}")
+                    self._problems.append(f"epoch {epoch}: {problem}: {_shown(np.flatnonzero(positions))}")
         return Count(dict(sorted(self._times.items())), tuple(self._problems))
 
     def _check_receipt(self, op: int, counted: _Round) -> None:
-        line, found = counted.committed, receipt.summed(counted.receipts)
-        if line.receipt != found:
-            self._problems.append(f"op {op}: its receipt is {line.receipt}, and its members' samples make {found}")
+        line, expected = counted.committed, receipt.summed(counted.receipts)
+        if line.receipt != expected:
+            self._problems.append(f"op {op}: its receipt is {line.receipt}, and its members' samples make {expected}")
         if line.committed != line.receipt[0] or line.committed > line.dealt:
             self._problems.append(
                 f"op {op}: {line.committed} samples of {line.dealt} are committed, its receipt has {line.receipt[0]}"
@@ -113,6 +113,6 @@ class _Tally:
 
 def _shown(positions: Array) -> str:
     """For example: 3 positions: 5-6, 9."""
-    found = ranges(positions)
-    texts = [f"{first}-{last}" if first < last else str(first) for first, last in found[:SHOWN]]
-    return f"{len(positions)} position(s): {', '.join(texts)}{', ...' if len(found) > SHOWN else ''}"
+    runs = ranges(positions)
+    texts = [f"{first}-{last}" if first < last else str(first) for first, last in runs[:SHOWN]]
+    return f"{len(positions)} position(s): {', '.join(texts)}{', ...' if len(runs) > SHOWN else ''}"

@@ -14,10 +14,10 @@ MOST = 1 << 53  # what every program that reads JSON has exactly
 def parsed(content: bytes, names: Sequence[str]) -> dict[str, Any]:
     """An object with exactly these fields."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise ValueError(f"it is not JSON ({error})") from None
-    return fields(found, "it", names)
+    return fields(value, "it", names)
 
 
 def fields(value: Any, what: str, names: Sequence[str]) -> dict[str, Any]:
@@ -56,16 +56,16 @@ def text(value: Any, what: str) -> str:
 
 def items(value: Any, what: str, length: int | None = None) -> list[tuple[str, Any]]:
     """The name and value of each element of a list, of `length` elements if that is given."""
-    return [(f"{what}[{place}]", each) for place, each in enumerate(_list(value, what, length))]
+    return [(f"{what}[{place}]", item) for place, item in enumerate(_list(value, what, length))]
 
 
 def wholes(value: Any, what: str, stop: int = MOST, length: int | None = None) -> tuple[int, ...]:
     """A list of whole numbers from 0 to `stop` - 1."""
-    found = _list(value, what, length)
-    for place, each in enumerate(found):
-        if type(each) is not int or not 0 <= each < stop:  # names of millions of good ones are not made
-            whole(each, f"{what}[{place}]", 0, stop)
-    return tuple(found)
+    values = _list(value, what, length)
+    for place, element in enumerate(values):
+        if type(element) is not int or not 0 <= element < stop:  # names of millions of good ones are not made
+            whole(element, f"{what}[{place}]", 0, stop)
+    return tuple(values)
 
 
 def _list(value: Any, what: str, length: int | None) -> list[Any]:

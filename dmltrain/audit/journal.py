@@ -17,7 +17,7 @@ import numpy as np
 
 from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Writer
-from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.audit.views_file import EnteredView, JobFacts, RecordedJob
 from dmltrain.base.arrays import Array
 from dmltrain.data.assignment.async_assignment import AsyncAssignment
 from dmltrain.data.assignment.ranges import ranges
@@ -33,12 +33,14 @@ class Journal:
     present view make each step `together`, else an AsyncAssignment.
     """
 
-    def __init__(self, log: Logger, member: int, job: Job, folder: Path | None, is_replacement: bool = False) -> None:
+    def __init__(
+        self, log: Logger, member: int, job: JobFacts, folder: Path | None, is_replacement: bool = False
+    ) -> None:
         self._log, self._member, self._job, self._folder = log, member, job, folder
         self._writer = Writer(folder, member, is_replacement) if folder else None
         if folder and member == 0 and not is_replacement:
             lines.clear(folder, job.workers)
-        self._entered: list[Entered] = []
+        self._entered: list[EnteredView] = []
         self.epoch = 0
         self.assignment: Any = None
         self._assigned_in = 0  # number of the view in which the AsyncAssignment began
@@ -51,7 +53,7 @@ class Journal:
     def state(self) -> dict[str, Any]:
         """What a new member needs: the epoch, the assignment, and the views until now."""
         assert self.assignment is not None  # newcomers join between two rounds
-        views = views_file.encode(Recorded(self._job, tuple(self._entered)))
+        views = views_file.encode(RecordedJob(self._job, tuple(self._entered)))
         return {"epoch": self.epoch, "dealing": self.assignment.state(), "views": views.decode()}
 
     @property
@@ -105,7 +107,7 @@ class Journal:
             self._log.info("Servers of view %d: %s", view.number, ", ".join(map(str, view.servers)))
         if view.joined_servers:
             self._log.info("New in view %d: servers %s", view.number, ", ".join(map(str, view.joined_servers)))
-        self._entered.append(Entered(view, self.epoch, ranges(positions)))
+        self._entered.append(EnteredView(view, self.epoch, ranges(positions)))
         if self._writer:
             self._writer.settled(view.base)
         self._write_views()
@@ -137,7 +139,7 @@ class Journal:
         """As the leader, if this worker knows all views."""
         leads = bool(self._entered) and self._view.leader == self._member
         if self._folder and leads and not self.lacks_state:
-            views_file.write(self._folder, Recorded(self._job, tuple(self._entered)))
+            views_file.write(self._folder, RecordedJob(self._job, tuple(self._entered)))
 
     def _log_view(self, view: View, returned: int) -> None:
         for reason in [each.reason for each in view.lost] + [lost_server.reason for lost_server in view.lost_servers]:

@@ -147,26 +147,26 @@ def commits(folder: Path, member: int) -> Iterator[Committed]:
 
 def parse_samples(content: bytes, size: int) -> Begun:
     """Raises ValueError."""
-    found = fields.parsed(content, ("op", "view", "epoch", "positions"))
-    op, view, epoch = _op(found), _view(found), fields.whole(found["epoch"], "epoch")
-    return Begun(op, view, epoch, np.array(fields.wholes(found["positions"], "positions", size), np.int64))
+    line = fields.parsed(content, ("op", "view", "epoch", "positions"))
+    op, view, epoch = _op(line), _view(line), fields.whole(line["epoch"], "epoch")
+    return Begun(op, view, epoch, np.array(fields.wholes(line["positions"], "positions", size), np.int64))
 
 
 def parse_commits(content: bytes) -> Committed:
     """Raises ValueError."""
-    found = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
-    members = fields.wholes(found["members"], "members")
-    dealt, committed = (fields.whole(found[name], name) for name in ("dealt", "committed"))
-    count, positions, hashes = fields.wholes(found["receipt"], "receipt", length=receipt.SIZE)
-    return Committed(_op(found), _view(found), members, dealt, committed, (count, positions, hashes))
+    line = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
+    members = fields.wholes(line["members"], "members")
+    dealt, committed = (fields.whole(line[name], name) for name in ("dealt", "committed"))
+    count, positions, hashes = fields.wholes(line["receipt"], "receipt", length=receipt.SIZE)
+    return Committed(_op(line), _view(line), members, dealt, committed, (count, positions, hashes))
 
 
-def _op(found: dict[str, object]) -> int:
-    return fields.whole(found["op"], "op", 1)
+def _op(line: dict[str, object]) -> int:
+    return fields.whole(line["op"], "op", 1)
 
 
-def _view(found: dict[str, object]) -> int:
-    return fields.whole(found["view"], "view", 1)
+def _view(line: dict[str, object]) -> int:
+    return fields.whole(line["view"], "view", 1)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -26,7 +26,7 @@ def of(positions: Array) -> Array:
 
 def summed(total: Array) -> Receipt:
     """What the sum of members' receipts says: samples, sum of positions + 1, sum of hashes modulo 2^32."""
-    samples, positions, hashes = (int(each) for each in total)
+    samples, positions, hashes = (int(number) for number in total)
     return samples, positions, hashes % MODULUS
 
 

@@ -23,10 +23,10 @@ def words(count: int, seed: int, epoch: int, purpose: int) -> Array:
 
 def words_from(first: int, count: int, seed: int, epoch: int, purpose: int) -> Array:
     """Words first to first + count - 1 of the same stream; the others are not computed."""
-    made = generator(seed, epoch, purpose)
-    made.advance(first // BLOCK)
+    stream = generator(seed, epoch, purpose)
+    stream.advance(first // BLOCK)
     skipped = first % BLOCK
-    return made.random_raw(skipped + count)[skipped:]
+    return stream.random_raw(skipped + count)[skipped:]
 
 
 def generator(seed: int, epoch: int, purpose: int) -> np.random.Philox:

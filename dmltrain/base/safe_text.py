@@ -32,8 +32,8 @@ def one_line(text: str) -> str:
     return _IN_ONE.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 class Safe:

@@ -120,7 +120,7 @@ def _prepared(
     split: Samples, share: Callable[[int], Share], indices: range, batch_size: int, threads: int, prefetch_bytes: int
 ) -> Iterator[Batch]:
     """The batches of share(index), each of at most `batch_size` samples."""
-    rooms = Rooms(lambda: split.room(batch_size))
+    rooms = ArrayPool(lambda: split.room(batch_size))
     most = prefetch_bytes // (batch_size * split.room(1).nbytes)  # batches
 
     def start(pool: Executor, index: int) -> Callable[[], Batch]:
@@ -149,7 +149,7 @@ def _filled(pieces: Sequence[Future[None]], images: Array, labels: Array, index:
     return Batch(images, labels, index) if present.all() else Batch(images[present], labels[present], index)
 
 
-class Rooms:
+class ArrayPool:
     """Arrays for batches of images, used again as soon as nothing refers to them. For one thread.
 
     A batch of 128 images of 224x224 pixels has 19 MB. The kernel would clear and map fresh memory for each batch page

@@ -1,6 +1,6 @@
 """Samples of a reader: records are read, decoded and augmented when they are needed, one by one.
 
-`Pixels` gives images in memory as such records, so that small data sets have the augmentation of image files.
+`PixelReader` gives images in memory as such records, so that small data sets have the augmentation of image files.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
+class PixelReader:
     """images uint8 (N, C, H, W), labels int64 (N,); `name` of the data set, for messages."""
 
     name: str
@@ -133,7 +133,7 @@ def augmented(dataset: Dataset, changes: Mapping[str, Any], shape: Shape) -> Dat
 
     def decoded(split: Samples) -> Decoded:
         assert isinstance(split, Split), dataset.name
-        reader = Pixels(dataset.name, split.images, split.labels)
+        reader = PixelReader(dataset.name, split.images, split.labels)
         return Decoded(reader, len(split), augmentation, shape, dataset.num_classes, broken)
 
     return replace(dataset, train=decoded(dataset.train), validation=decoded(dataset.validation), image_shape=shape)

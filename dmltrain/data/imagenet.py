@@ -45,8 +45,8 @@ def load(
 
 def _found(data_dir: str | Path | None, names: Sequence[str]) -> tuple[str, ...]:
     """The first of these files that the folder has."""
-    there = [path for name in names if (path := source.folder(data_dir, "imagenet") / name).exists()]
-    return tuple(map(str, there[:1]))
+    present = [path for name in names if (path := source.folder(data_dir, "imagenet") / name).exists()]
+    return tuple(map(str, present[:1]))
 
 
 DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load, normalisation=NORMALISATION, reads_files=True)

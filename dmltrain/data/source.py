@@ -26,9 +26,9 @@ def read(path: Path, size: int, checksum: str, exact: bool = True) -> bytes:
     """The whole file: `size` bytes (or at most `size`, unless `exact`) with md5 `checksum`."""
     try:
         with path.open("rb") as file:
-            found = path.stat().st_size
-            if found > size or (exact and found != size):
-                raise wrong_size(str(path), size, found, exact)
+            actual = path.stat().st_size
+            if actual > size or (exact and actual != size):
+                raise wrong_size(str(path), size, actual, exact)
             data = file.read(size + 1)  # a device may have more than its size says
     except OSError as error:
         raise unreadable(path, error) from None
@@ -71,18 +71,18 @@ def check(name: str, data: bytes, size: int | None, checksum: str) -> None:
     """Raise UserError unless the data are `size` bytes with md5 `checksum`."""
     if size is not None and len(data) != size:
         raise wrong_size(name, size, len(data))
-    found = md5(data)
-    if found != checksum:
+    actual = md5(data)
+    if actual != checksum:
         raise UserError(
-            f"{name}: md5 {found}, expected {checksum}: the file is damaged or not the original; "
+            f"{name}: md5 {actual}, expected {checksum}: the file is damaged or not the original; "
             "delete it and download it again"
         )
 
 
-def wrong_size(name: str, expected: int, found: int, exact: bool = True) -> UserError:
-    what = "truncated" if found < expected else "not the original"
+def wrong_size(name: str, expected: int, actual: int, exact: bool = True) -> UserError:
+    state = "truncated" if actual < expected else "not the original"
     limit = f"{'' if exact else 'at most '}{expected}"
-    return UserError(f"{name}: {found} bytes, expected {limit}: the file is {what}; delete it and download it again")
+    return UserError(f"{name}: {actual} bytes, expected {limit}: the file is {state}; delete it and download it again")
 
 
 def unreadable(path: Path, error: OSError) -> UserError:

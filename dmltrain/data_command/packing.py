@@ -161,11 +161,11 @@ def _allow(
 ) -> None:
     if broken <= skip_broken:
         return warn(f"left out: {problem}")
-    found = others()
-    if found.nearly_all:
-        raise UserError(f"{problem}. {found}: these are other files than expected, or another root of the images")
-    most = max(broken, found.expected)
+    rest = others()
+    if rest.nearly_all:
+        raise UserError(f"{problem}. {rest}: these are other files than expected, or another root of the images")
+    most = max(broken, rest.expected)
     raise UserError(
-        f"{problem}. Replace this image, or leave out up to {most} such images with --skip-broken {most} ({found}); "
+        f"{problem}. Replace this image, or leave out up to {most} such images with --skip-broken {most} ({rest}); "
         "the next run goes on here"
     )

@@ -20,7 +20,7 @@ from dmltrain.base.launcher import LAUNCHER, launcher
 from dmltrain.base.safe_text import printed, raw
 from dmltrain.experiment import answers, command_line, forecast, program, store, text
 from dmltrain.experiment import results as tables_and_plots
-from dmltrain.experiment.check import Answers, Asked, check, count_gpus
+from dmltrain.experiment.check import Answers, CheckRequest, check, count_gpus
 from dmltrain.experiment.command import Where
 from dmltrain.experiment.command_line import MOST_CELLS, NAME, RESULTS
 from dmltrain.experiment.plan import file
@@ -29,9 +29,9 @@ from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.plan.grid import combinations
 from dmltrain.experiment.plan.select import chosen
 from dmltrain.experiment.program import Program, from_here
-from dmltrain.experiment.progress import Progress
+from dmltrain.experiment.progress import ExperimentProgress
 from dmltrain.experiment.result import DONE, ERROR, Result
-from dmltrain.experiment.run import Reports, Runner, Setting, to_run
+from dmltrain.experiment.run import RunContext, Runner, RunReports, to_run
 from dmltrain.experiment.store import Store
 from dmltrain.report.page import cli as page_program
 
@@ -69,7 +69,7 @@ class Work:
     program: Program
     cells: Cells
     chosen: Sequence[Cell]
-    setting: Setting
+    setting: RunContext
     arguments: argparse.Namespace
 
     @property
@@ -83,20 +83,20 @@ class Work:
 def _run(arguments: argparse.Namespace) -> int:
     experiment = file.load(arguments.file, arguments.small, arguments.set)
     tables_and_plots.check(experiment)
-    found = program.find(experiment)
+    runnable = program.find(experiment)
     if not _only_shows(arguments) and not experiment.where and not arguments.only:
         _ask(combinations(experiment), arguments)
-    made = cells(experiment, found.flags)
+    all_cells = cells(experiment, runnable.flags)
     folder = Path(arguments.output) if arguments.output else RESULTS / experiment.name
-    setting = Setting(
+    setting = RunContext(
         experiment,
         Store(Path(from_here(folder))),
-        found.path,
+        runnable.path,
         launcher(),
         Where(arguments.hostfile, arguments.launcher, tuple(arguments.rest)),
         arguments.at_once,
     )
-    work = Work(experiment, found, made, chosen(made.all, arguments.only), setting, arguments)
+    work = Work(experiment, runnable, all_cells, chosen(all_cells.all, arguments.only), setting, arguments)
     for mode, act in MODES.items():
         if getattr(arguments, mode):
             return act(work)
@@ -135,16 +135,16 @@ def _dry_run(work: Work) -> int:
 def _status(work: Work) -> int:
     _say_difference(work)
     ids = {cell.id for cell in work.chosen}
-    found = [result for result in work.results() if result.id in ids]
-    print("\n".join([*text.status(found), text.counts(found)]))
+    chosen_results = [result for result in work.results() if result.id in ids]
+    print("\n".join([*text.status(chosen_results), text.counts(chosen_results)]))
     return 0
 
 
 def _say_difference(work: Work) -> None:
     """A folder of another file, or of another --set, has no cell that is done: say why."""
-    found = work.store.difference(work.experiment, work.cells.all)
-    if found:
-        say(f"note: {found}")
+    difference = work.store.difference(work.experiment, work.cells.all)
+    if difference:
+        say(f"note: {difference}")
 
 
 def _forecast(work: Work) -> int:
@@ -155,10 +155,10 @@ def _forecast(work: Work) -> int:
     if not open_:
         print("all cells are done")
         return 0
-    said = answers.ask(work.program, [cell.words for cell in open_])
+    answered = answers.ask(work.program, [cell.words for cell in open_])
     done = forecast.from_done(work.cells.all, results)
-    measurer = forecast.Measurer(work.program, said)
-    estimates = [forecast.estimate(cell, done, said.get(cell.words, {}), measurer) for cell in open_]
+    measurer = forecast.Measurer(work.program, answered)
+    estimates = [forecast.estimate(cell, done, answered.get(cell.words, {}), measurer) for cell in open_]
     print("\n".join(text.forecast([cell.id for cell in open_], estimates, work.arguments.at_once)))
     print(
         "A measured step is one of this worker alone on this machine: waiting for other workers, validation and "
@@ -214,14 +214,14 @@ def _run_cells(work: Work) -> int:
         if any(result.status in (DONE, ERROR) for result in results):
             _write(work, results, page=not interrupted)
     ids = {cell.id for cell in work.chosen}
-    found = [result for result in results if result.id in ids]
-    print(f"{text.counts(found)}; results in {work.store.folder}")
-    return 130 if interrupted else int(any(each.status != DONE for each in found))
+    chosen_results = [result for result in results if result.id in ids]
+    print(f"{text.counts(chosen_results)}; results in {work.store.folder}")
+    return 130 if interrupted else int(any(result.status != DONE for result in chosen_results))
 
 
 def _announce(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> None:
-    found = text.counts([results[cell.id] for cell in work.chosen])
-    print(f"{work.experiment.name}: {found}; {len(todo)} to run", flush=True)
+    counts = text.counts([results[cell.id] for cell in work.chosen])
+    print(f"{work.experiment.name}: {counts}; {len(todo)} to run", flush=True)
     failed = sum(results[cell.id].status == ERROR for cell in work.chosen)
     if failed and not work.arguments.retry:
         say(f"note: {failed} cells failed earlier: --retry runs them again, --status says why")
@@ -229,8 +229,8 @@ def _announce(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> N
 
 def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
     """UserError with all problems of these cells."""
-    said = answers.ask(work.program, [cell.words for cell in todo])
-    asked = Asked(
+    answered = answers.ask(work.program, [cell.words for cell in todo])
+    asked = CheckRequest(
         work.experiment,
         work.program,
         work.setting.where,
@@ -239,20 +239,20 @@ def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
         count_gpus,
         store.free_bytes,
     )
-    found = check(asked, todo, said)
-    for note in found.notes:
+    checked = check(asked, todo, answered)
+    for note in checked.notes:
         say(f"note: {note}")
-    if found.problems:
-        listed = "".join(f"\n  - {problem}" for problem in found.problems)
+    if checked.problems:
+        listed = "".join(f"\n  - {problem}" for problem in checked.problems)
         raise UserError(f"{work.experiment.path}: nothing was started:{listed}")
-    return said
+    return answered
 
 
 def _run_todo(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> int:
     """Run cells; returns the signal that interrupted them, or 0."""
-    progress = Progress(work.cells.all, results, todo, work.arguments.at_once, raw(sys.stdout))
+    progress = ExperimentProgress(work.cells.all, results, todo, work.arguments.at_once, raw(sys.stdout))
     writer = _Writer(work, time.monotonic)
-    runner = Runner(work.setting, Reports(progress.started, progress.ended, writer.write))
+    runner = Runner(work.setting, RunReports(progress.started, progress.ended, writer.write))
     runner.run(todo)
     if runner.interrupted:
         say("interrupted: start it again to go on")

@@ -46,11 +46,11 @@ def key(cell: Cell) -> tuple[Any, ...]:
 
 def from_done(cells: Sequence[Cell], results: Sequence[Result]) -> dict[tuple[Any, ...], float]:
     """Mean seconds of the cells that are done, for each row of the table."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    seconds_of: dict[tuple[Any, ...], list[float]] = {}
     for cell, result in zip(cells, results, strict=True):
         if result.status == DONE and result.seconds is not None:
-            found.setdefault(key(cell), []).append(result.seconds)
-    return {name: sum(seconds) / len(seconds) for name, seconds in found.items()}
+            seconds_of.setdefault(key(cell), []).append(result.seconds)
+    return {name: sum(seconds) / len(seconds) for name, seconds in seconds_of.items()}
 
 
 def quick(cell: Cell, done: Mapping[tuple[Any, ...], float]) -> float | None:
@@ -69,11 +69,11 @@ def estimate(
     """`measured(cell)`: the values of DMLTRAIN_MEASURE, or why there are none."""
     if key(cell) in done:
         return Estimate(done[key(cell)], "cells that are done")
-    found = measured(cell)
-    if isinstance(found, str):
-        return Estimate(None, found)
+    step = measured(cell)
+    if isinstance(step, str):
+        return Estimate(None, step)
     steps = number_of_steps(cell, answers.options(answer))
-    seconds = found.get("seconds_per_step")
+    seconds = step.get("seconds_per_step")
     if steps is None or not isinstance(seconds, (int, float)):
         return Estimate(None, "the number of steps is not known: give num-examples or max-iter")
     return Estimate(START_SECONDS + steps * seconds, f"{steps} steps of {seconds:.3g} s, measured here")
@@ -93,8 +93,8 @@ def number_of_steps(cell: Cell, options: Mapping[str, Any]) -> int | None:
 class Measurer:
     """Measures steps, once for cells whose steps are the same."""
 
-    def __init__(self, program: Program, said: Mapping[tuple[str, ...], Mapping[str, Any]]):
-        self.program, self.said = program, said
+    def __init__(self, program: Program, answered: Mapping[tuple[str, ...], Mapping[str, Any]]):
+        self.program, self.said = program, answered
         self.known: dict[tuple[Any, ...], Mapping[str, Any] | str] = {}
 
     def __call__(self, cell: Cell) -> Mapping[str, Any] | str:
@@ -122,11 +122,11 @@ def measure(program: str, cell: Cell) -> Mapping[str, Any] | str:
         )
     except subprocess.TimeoutExpired:
         return f"a step could not be measured within {LONGEST:g} s"
-    found = parse(done.stdout)
-    if found is None:
+    measured = parse(done.stdout)
+    if measured is None:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return f"a step could not be measured: {last[:200]}"
-    return found
+    return measured
 
 
 def parse(output: str) -> Mapping[str, Any] | None:

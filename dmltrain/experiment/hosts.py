@@ -36,10 +36,10 @@ class Hosts:
             return words
         busy = sorted(frozenset().union(*self.used.values()))
         here = (*words, "--exclude", ",".join(busy)) if busy else words
-        found = self._planned(here)
-        if busy and (found.error or found.shape != self._planned(words).shape):
+        planned = self._planned(here)
+        if busy and (planned.error or planned.shape != self._planned(words).shape):
             return None
-        self.used[cell] = found.hosts
+        self.used[cell] = planned.hosts
         return here
 
     def give_back(self, cell: str) -> None:

@@ -77,10 +77,9 @@ def reason(code: int, folder: Path, shown: str, limit: float | None) -> str:
         cause = _message(text) or f"the launcher exited with {code}"
     last = _last_line(text)
     log = _log(text, shown)
-    said = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
-    return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in said
-    )  # no program commands the terminal
+    line = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
+    # A program's output may hold escape sequences, which would command the user's terminal.
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in line)
 
 
 def _signal(number: int) -> str:
@@ -106,15 +105,15 @@ def _message(text: str) -> str:
 
 def _last_line(text: str) -> str:
     """The last line that the failed process printed, which the launcher repeats."""
-    found, inside = "", False
+    last, inside = "", False
     for line in text.splitlines():
         if LAST in line:
             inside = True
         elif inside and line.startswith("    "):
-            found = line.strip() or found
+            last = line.strip() or last
         elif inside:
             break
-    return found
+    return last
 
 
 def _log(text: str, shown: str) -> str:
@@ -167,10 +166,10 @@ def plan(launcher: str, words: Sequence[str], program: Sequence[str], run: Run =
 
 def placed(text: str) -> Planned:
     """What --plan printed."""
-    found: dict[str, list[str]] = {}
+    hosts_of: dict[str, list[str]] = {}
     for row in _rows(text):
-        found.setdefault(str(row.get("host")), []).append(str(row.get("role")))
-    return Planned(tuple(sorted((host, tuple(sorted(roles))) for host, roles in found.items())))
+        hosts_of.setdefault(str(row.get("host")), []).append(str(row.get("role")))
+    return Planned(tuple(sorted((host, tuple(sorted(roles))) for host, roles in hosts_of.items())))
 
 
 def _rows(text: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ WIDTH = 160
 
 
 @dataclass
-class Progress:
+class ExperimentProgress:
     """`cells` and `results`: all of the experiment. `todo`: those of this run."""
 
     cells: Sequence[Cell]

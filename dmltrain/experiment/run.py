@@ -29,7 +29,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """What all cells share."""
 
     experiment: Experiment
@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Reports:
+class RunReports:
     """What the run tells while it goes on. started(cell), ended(cell, result, seconds) and between(), when there is
     time for a look at the results."""
 
@@ -72,8 +72,8 @@ class Runner:
 
     def __init__(
         self,
-        setting: Setting,
-        reports: Reports,
+        setting: RunContext,
+        reports: RunReports,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ):
@@ -114,11 +114,11 @@ class Runner:
 
     def _end_some(self) -> bool:
         """Take the launchers that have ended. Returns whether there were any."""
-        ended = [each for each in self.running if each.process.poll() is not None]
-        for each in ended:
-            self.running.remove(each)
-            self._ended(each.cell, each.process.returncode, self.clock() - each.began)
-            self.hosts.give_back(each.cell.id)
+        ended = [running for running in self.running if running.process.poll() is not None]
+        for running in ended:
+            self.running.remove(running)
+            self._ended(running.cell, running.process.returncode, self.clock() - running.began)
+            self.hosts.give_back(running.cell.id)
         if ended and not self.interrupted:
             self.reports.between()
         return bool(ended)
@@ -127,13 +127,13 @@ class Runner:
         setting, folder = self.setting, self.setting.store.path(cell)
         if code < 0:
             launch.end_what_is_left(setting.launcher, folder)
-        found = setting.store.result(setting.experiment, cell)
-        if found.status != DONE and not self.interrupted:
+        result = setting.store.result(setting.experiment, cell)
+        if result.status != DONE and not self.interrupted:
             self._check_room(cell)
             limit = setting.experiment.time_limit
             setting.store.fail(cell, launch.reason(code, folder, f"{CELLS}/{cell.id}", limit))
-            found = setting.store.result(setting.experiment, cell)
-        self.reports.ended(cell, found, seconds)
+            result = setting.store.result(setting.experiment, cell)
+        self.reports.ended(cell, result, seconds)
 
     def _check_room(self, cell: Cell) -> None:
         folder = self.setting.store.folder
@@ -163,7 +163,7 @@ class Runner:
 @contextlib.contextmanager
 def _catching(interrupted: Callable[[int], None]) -> Iterator[None]:
     """Call `interrupted` for the signals that end this program. SIGHUP stays ignored under nohup."""
-    numbers = [each for each in ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    numbers = [ending for ending in ENDING if ending != signal.SIGHUP or signal.getsignal(ending) != signal.SIG_IGN]
 
     def handle(number: int, frame: Any) -> None:
         interrupted(number)
@@ -179,4 +179,4 @@ def _catching(interrupted: Callable[[int], None]) -> Iterator[None]:
 def to_run(cells: Sequence[Cell], results: Sequence[Result], retry: bool) -> list[Cell]:
     """The cells that are not done; failed ones only with `retry`."""
     wanted = (PENDING, ERROR) if retry else (PENDING,)
-    return [cell for cell, found in zip(cells, results, strict=True) if found.status in wanted]
+    return [cell for cell, result in zip(cells, results, strict=True) if result.status in wanted]

@@ -68,10 +68,10 @@ class Store:
 
     def compare(self, experiment: Experiment, cells: Sequence[Cell]) -> None:
         """UserError if the folder has results of an experiment with other cells."""
-        if found := self.difference(experiment, cells):
+        if difference := self.difference(experiment, cells):
             raise UserError(
-                f"{found}; --output DIR writes to another folder; --add keeps the cells whose command is the same and "
-                "runs the others"
+                f"{difference}; --output DIR writes to another folder; --add keeps the cells whose command is the same "
+                "and runs the others"
             )
 
     def difference(self, experiment: Experiment, cells: Sequence[Cell]) -> str:
@@ -132,7 +132,7 @@ class Store:
 
 def identity(experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """What makes the cell's results: its command, without paths of this machine. As JSON gives it back."""
-    made = {
+    facts = {
         "format": FORMAT,
         "settings": dict(cell.settings),
         "program": experiment.program,
@@ -143,7 +143,7 @@ def identity(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         "hosts": cell.hosts,
         "launcher_arguments": list(experiment.arguments),
     }
-    return dict(json.loads(json.dumps(made)))
+    return dict(json.loads(json.dumps(facts)))
 
 
 def state(
@@ -170,11 +170,11 @@ def _set_aside(path: Path) -> None:
         for log in path.glob("*.log"):
             log.unlink(missing_ok=True)
         return
-    previous = next(each for n in itertools.count(1) if not (each := path / f"previous-{n}").exists())
+    previous = next(folder for n in itertools.count(1) if not (folder := path / f"previous-{n}").exists())
     previous.mkdir()
     for name in OF_LAUNCHER:
-        for each in sorted(path.glob(name)):
-            each.rename(previous / each.name)
+        for file in sorted(path.glob(name)):
+            file.rename(previous / file.name)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def free_bytes(path: Path) -> int:
     """Of the file system on which `path` is, or will be."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 @contextlib.contextmanager

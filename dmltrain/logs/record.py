@@ -172,8 +172,10 @@ def pairs(text: bytes, section: str = "") -> list[Pair]:
 
 def listed(text: bytes, between: bytes, section: str = "") -> list[Pair]:
     """Every pair of a list with `between` its parts, so that a name is any text up to its value."""
-    found = map(_ITEM.match, text.split(between))
-    return _ended([Pair(_key(one[1], section), number(one[2]), one[1], one[2], False) for one in found if one], text)
+    matches = filter(None, map(_ITEM.match, text.split(between)))
+    return _ended(
+        [Pair(_key(match[1], section), number(match[2]), match[1], match[2], False) for match in matches], text
+    )
 
 
 def _ended(pairs: list[Pair], text: bytes) -> list[Pair]:

@@ -14,14 +14,14 @@ _MOST = 8  # names in a note
 def notes(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
     """A note for each run whose table has dashes only, and on names that no run has, which are probably typing errors.
     Without a GPU a log has a part of `usage`."""
-    there = [(table, _keys(table)) for table in tables if table.rows]
-    every = set[str]().union(*(keys for _, keys in there))
-    dashes = {table.run.log: _has(keys) for table, keys in there if not any(_of(name) & keys for name in names)}
+    with_epochs = [(table, _keys(table)) for table in tables if table.rows]
+    every = set[str]().union(*(keys for _, keys in with_epochs))
+    dashes = {table.run.log: _has(keys) for table, keys in with_epochs if not any(_of(name) & keys for name in names)}
     if every & {*record.USAGE_KEYS}:
         names = [name for name in names if name not in record.USAGE_KEYS]
-    unknown = [name for name in names if not _of(name) & every] if len(dashes) < len(there) else []
+    unknown = [name for name in names if not _of(name) & every] if len(dashes) < len(with_epochs) else []
     return [
-        *(f"{log}: no epoch has a value of {_listed(names)}: {said}" for log, said in dashes.items()),
+        *(f"{log}: no epoch has a value of {_listed(names)}: {keys_of_log}" for log, keys_of_log in dashes.items()),
         *(f"no log has a metric {name}; they have {_listed(_metrics(every))}" for name in unknown if _metrics(every)),
     ]
 

@@ -33,8 +33,8 @@ class LiveJob:
         """0, or the number of the newest restart that has logs."""
         if self._fixed or not self._described():
             return 0
-        found = [_RESTART.fullmatch(entry.name) for entry in _entries(self._folder)]
-        numbers = sorted((int(each[1]) for each in found if each), reverse=True)
+        matches = [_RESTART.fullmatch(entry.name) for entry in _entries(self._folder)]
+        numbers = sorted((int(match[1]) for match in matches if match), reverse=True)
         return next((number for number in numbers if _entries(self._of(number))), 0)
 
     def logs(self, attempt: int) -> list[Path]:

@@ -165,9 +165,9 @@ def lines(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = N
         _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)
         for table, name in zip(tables, labels(tables), strict=True)
     ]
-    yield [tables[0].axis, *(column.heading for each in columns for column in each)]
+    yield [tables[0].axis, *(column.heading for columns_of_run in columns for column in columns_of_run)]
     counted = [table.counted() for table in tables]
-    keys = [[column.key for column in each] for each in columns]
+    keys = [[column.key for column in columns_of_run] for columns_of_run in columns]
     parts = list(zip(tables, counted, keys, columns, strict=True))
     for place in _places(counted):
         yield [_place(place, show), *(text for part in parts for text in _texts(*part, place))]

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from dmltrain.report.dialect import DIALECTS, Dialect
 from dmltrain.report.runs.block import Block
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 
 _NUMBER = rb"\d{1,6}"
 _MARKS = (
@@ -73,7 +73,7 @@ class Workers:
         self._before = block
         return any(dialect.feed(block) for dialect in self._whole)
 
-    def found(self) -> tuple[list[Found], str]:
+    def runs(self) -> tuple[list[FileValues], str]:
         """The runs, each with all its workers, and the name of their dialect. Where workers have not equally many, each
         run of each worker is one."""
         several, name = _runs([self._whole])
@@ -88,14 +88,14 @@ class Workers:
                 if marked.lost:
                     several[0][0] = replace(several[0][0], notes=(*several[0][0].notes, _LOST.format(marked.lost)))
         if len(set(map(len, several))) > 1:
-            return [found for one in several for found in one], name
+            return [run for runs_of_worker in several for run in runs_of_worker], name
         return [replace(first, workers=tuple(others)) for first, *others in zip(*several, strict=True)], name
 
     def _look_for_marks(self, block: Block) -> None:
         self._blocks += 1
         for kind in _kinds(block.data, self._blocks <= _THOROUGH):
-            for each in [each for each, marked in self._marked.items() if marked.given_up]:
-                del self._marked[each]
+            for mark in [mark for mark, marked in self._marked.items() if marked.given_up]:
+                del self._marked[mark]
             if kind not in self._marked and len(self._marked) < _MOST_KINDS and self._changes < _MOST_CHANGES:
                 self._marked[kind] = _Marked(kind)
                 self._changes += 1
@@ -128,7 +128,7 @@ class _Marked:
     @property
     def lost(self) -> str:
         """The worker of a last line that may be truncated, if it has no other line with a value; else ""."""
-        has_values = any(dialect.found() for dialect in self.readers.get(self._cut, []))
+        has_values = any(dialect.runs() for dialect in self.readers.get(self._cut, []))
         return "" if has_values else self._cut.decode("utf-8", "replace")
 
     def feed(self, block: Block) -> None:
@@ -183,21 +183,21 @@ def _kinds(data: bytes, thorough: bool) -> list[re.Pattern[bytes]]:
     ]
 
 
-def _runs(readers: Sequence[list[Dialect]]) -> tuple[list[list[Found]], str]:
+def _runs(readers: Sequence[list[Dialect]]) -> tuple[list[list[FileValues]], str]:
     """The runs of each worker that has any, in the first dialect that finds some, and its name."""
     for place, dialect in enumerate(DIALECTS):
-        if several := [found for dialects in readers if dialects and (found := dialects[place].found())]:
+        if several := [runs for dialects in readers if dialects and (runs := dialects[place].runs())]:
             return several, dialect.__name__
     return [], ""
 
 
-def _values(several: Sequence[list[Found]]) -> int:
+def _values(several: Sequence[list[FileValues]]) -> int:
     """How many there are."""
-    return sum(len(values) for runs in several for found in runs for values in found.epochs.values())
+    return sum(len(values) for runs in several for run in runs for values in run.epochs.values())
 
 
-def _in_common(several: Sequence[list[Found]]) -> bool:
+def _in_common(several: Sequence[list[FileValues]]) -> bool:
     """Whether most workers have epochs that others have, too: what looks like a mark may be a part of each line."""
-    epochs = [{epoch for found in runs for epoch in (*found.epochs, *found.snapshots)} for runs in several]
-    count = Counter(epoch for each in epochs for epoch in each)
-    return sum(any(count[epoch] > 1 for epoch in each) for each in epochs) > len(epochs) / 2
+    epochs = [{epoch for run in runs for epoch in (*run.epochs, *run.snapshots)} for runs in several]
+    count = Counter(epoch for epochs_of_worker in epochs for epoch in epochs_of_worker)
+    return sum(any(count[epoch] > 1 for epoch in epochs_of_worker) for epochs_of_worker in epochs) > len(epochs) / 2

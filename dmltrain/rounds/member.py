@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.audit.journal import Journal
-from dmltrain.audit.views_file import Job
+from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
@@ -37,7 +37,9 @@ class Member:
 
     has_statistics = False
 
-    def __init__(self, store: ElasticKVStore, log: Logger, job: Job, audit: str | None, give: Give, take: Take) -> None:
+    def __init__(
+        self, store: ElasticKVStore, log: Logger, job: JobFacts, audit: str | None, give: Give, take: Take
+    ) -> None:
         self.store, self._log, self._job = store, log, job
         self.journal = Journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
         self.suspects = Suspects()
@@ -68,7 +70,7 @@ class Member:
         return view
 
     def arm(
-        self, facts: Mapping[str, Any], replay: Callable[[Job], tuple[View, ...]], balance: Balancing = EQUAL
+        self, facts: Mapping[str, Any], replay: Callable[[JobFacts], tuple[View, ...]], balance: Balancing = EQUAL
     ) -> None:
         """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until
         it has joined: `journal.joins`. `facts`: what a replacement must have in common with the others, beside the job.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.audit import receipt, views_file
-from dmltrain.audit.views_file import Job
+from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import Unreadable, UserError
@@ -32,8 +32,9 @@ from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
 
-OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")  # may differ; `network` may be a file: Job has its name
-BATCH = "--batch"  # not as its field is called: Job has another `batch`
+# These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
+OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
+BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
 def train(run: Run, epochs: Callable[[Run], None]) -> None:
@@ -134,12 +135,14 @@ def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
     return found
 
 
-def _job(run: Run) -> Job:
+def _job(run: Run) -> JobFacts:
     options, parts = run.options, _shared(run)
     batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
     each = 0 if options.batch == CONSTANT else options.batch_size
     network, kvstore = run.network.name, run.store.kvstore_type.name
-    return Job(parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, each, kvstore)
+    return JobFacts(
+        parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, each, kvstore
+    )
 
 
 def _balancing(run: Run) -> Balancing:
@@ -147,7 +150,7 @@ def _balancing(run: Run) -> Balancing:
     return Balancing(job.batch, job.each) if run.options.balance else EQUAL
 
 
-def _replayed(run: Run, job: Job) -> tuple[View, ...]:
+def _replayed(run: Run, job: JobFacts) -> tuple[View, ...]:
     file = run.options.replay
     if file is None:
         return ()

@@ -101,11 +101,11 @@ def uuids(indices: Sequence[int], library: str = DRIVER) -> list[str]:
 
 
 def _uuid(driver: Any, index: int) -> str:
-    device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     _call(driver, "cuDeviceGet", ctypes.byref(device), index)
     name = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"  # v2 knows MIG
-    _call(driver, name, ctypes.byref(found), device)
-    return str(uuid.UUID(bytes=bytes(found)))
+    _call(driver, name, ctypes.byref(identity), device)
+    return str(uuid.UUID(bytes=bytes(identity)))
 
 
 def _call(driver: Any, name: str, *arguments: Any) -> None:

@@ -9,7 +9,7 @@ from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import ABSENT
-from dmltrain.data.decoded import Decoded, Pixels
+from dmltrain.data.decoded import Decoded, PixelReader
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.readers import Record, open_reader
 from tests import image_records
@@ -93,7 +93,7 @@ def test_validation_pixels_do_not_depend_on_threads_and_seeds(records):
 
 def test_pixels_in_memory_go_through_the_same_augmentation():
     pixels = np.random.default_rng(1).integers(0, 256, (5, 3, 16, 12), dtype=np.uint8)
-    reader = Pixels("small", pixels, np.arange(5))
+    reader = PixelReader("small", pixels, np.arange(5))
     images, labels = decoded(reader, num_classes=5).evaluation(np.array([4, 0]))
     assert np.array_equal(images, pixels[[4, 0]]) and labels.tolist() == [4, 0]
     assert reader.where(3) == "small: sample 3" and reader.digest() == ""

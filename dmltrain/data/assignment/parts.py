@@ -117,11 +117,11 @@ class Epoch:
 
     def samples_at(self, positions: Array) -> Array:
         """The samples at these positions, in any order; int64, like `positions`."""
-        found = np.empty(len(positions), np.int64)
+        samples = np.empty(len(positions), np.int64)
         for done, order in self._orders():
             inside = np.flatnonzero((positions >= done) & (positions < done + len(order)))
-            found[inside] = order[positions[inside] - done]
-        return found
+            samples[inside] = order[positions[inside] - done]
+        return samples
 
     def words(self, first: int, stop: int) -> Array:
         """The random words of positions first to stop - 1, uint64; those after the epoch's end are the next epoch's."""

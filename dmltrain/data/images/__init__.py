@@ -10,7 +10,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.data.images.augmentation import ImageAugmentation, augmentation_level
 from dmltrain.data.images.colour import change_colours
-from dmltrain.data.images.decode import MAX_PIXELS, BrokenImage, Source, open_image
+from dmltrain.data.images.decode import MAX_PIXELS, BrokenImage, ImageSource, open_image
 from dmltrain.data.images.draws import RandomNumbers
 from dmltrain.data.images.geometry import Geometry, evaluation_geometry, training_geometry
 from dmltrain.data.images.resample import reduction, resample
@@ -52,11 +52,11 @@ def evaluation_image(image: bytes | Array, augmentation: ImageAugmentation, shap
         out[:] = result
 
 
-def _too_large(source: Source) -> bool:
+def _too_large(source: ImageSource) -> bool:
     return source.size[0] * source.size[1] > MAX_PIXELS
 
 
-def _make(source: Source, geometry: Geometry, fill: int, factor: int, result: Array) -> None:
+def _make(source: ImageSource, geometry: Geometry, fill: int, factor: int, result: Array) -> None:
     pixels = source.decode(result.shape[2], factor)
     if result.shape[2] == 1:  # OpenCV drops an axis of one channel
         pixels, result = pixels[:, :, 0], result[:, :, 0]

@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """What the user says about one file or folder of samples.
 
     index: file of its index, which is made if it is missing (default: beside `path`). root: folder of the images that a
@@ -72,4 +72,4 @@ class Format:
 
     name: str
     recognises: Callable[[Path], bool]
-    open: Callable[[Source], Reader]
+    open: Callable[[SampleSource], Reader]

@@ -62,9 +62,9 @@ def cells(experiment: Experiment, flags: Collection[str] | None) -> Cells:
     expression without a value.
     """
     known = None if flags is None else {dashed(flag) for flag in flags}
-    found, merged = grid.settings(experiment)
+    settings, merged = grid.settings(experiment)
     _check_names(experiment, known)
-    return Cells(tuple(_cell(experiment, each, known) for each in found), merged)
+    return Cells(tuple(_cell(experiment, setting, known) for setting in settings), merged)
 
 
 def cell_id(settings: Settings) -> str:
@@ -169,10 +169,10 @@ def _used(experiment: Experiment) -> set[str]:
     names = frozenset([*experiment.variables, ONLY])
     values: list[Any] = [*experiment.options.values(), *experiment.launch.values()]
     values += [value for grid in experiment.grids for axis in grid for row in axis.rows for value in row]
-    found: set[str] = set()
+    used: set[str] = set()
     for value in values:
         try:
-            found |= grid.needs(value, names)
+            used |= grid.needs(value, names)
         except UserError:
             continue  # reported with its place when the cells are made
-    return found
+    return used

@@ -30,18 +30,18 @@ def of_cells(before: Experiment, after: Experiment, called: str) -> str:
         if _differ(values.get(name, ()), changed.get(name, ())):
             parts.append(f"{name} {_listed(changed.get(name, ()))} ({called}: {_listed(values.get(name, ()))})")
     if before.arguments != after.arguments:
-        words, others = (" ".join(each.arguments) or ABSENT for each in (before, after))
+        words, others = (" ".join(experiment.arguments) or ABSENT for experiment in (before, after))
         parts.append(f"arguments of the launcher {others} ({called}: {words})")
     return "; ".join(parts)
 
 
-def _values(made: Sequence[Cell]) -> dict[str, tuple[Value, ...]]:
+def _values(all_cells: Sequence[Cell]) -> dict[str, tuple[Value, ...]]:
     """The values of each option and each variable in all cells, each once."""
-    found: dict[str, dict[str, Value]] = {}
-    for cell in made:
+    values_of: dict[str, dict[str, Value]] = {}
+    for cell in all_cells:
         for name, value in {**cell.options, **{name: getattr(cell, name) for name in OF_LAUNCHER}}.items():
-            found.setdefault(name, {})[as_text(value)] = value
-    return {name: tuple(values.values()) for name, values in found.items()}
+            values_of.setdefault(name, {})[as_text(value)] = value
+    return {name: tuple(values.values()) for name, values in values_of.items()}
 
 
 def _differ(before: Collection[Value], after: Collection[Value]) -> bool:

@@ -19,12 +19,12 @@ MERGED = ("options", "launch")  # by entry
 
 def extended(own: Content, base: Content, folder: str) -> Content:
     """`own` with what only `base` says. `folder`: that of `base`, relative to that of `own`."""
-    said, marks = {dashed(name): name for name in own.value}, dict(own.marks)
+    written_as, marks = {dashed(name): name for name in own.value}, dict(own.marks)
     value = dict(own.value)
     for name, section in _seen_from(folder, base.value).items():
         if dashed(name) in (SECTION, "small"):
             continue
-        written = said.get(dashed(name))
+        written = written_as.get(dashed(name))
         if written is None:
             value[name] = section
             marks.update(_below(base, (name,), (name,)))
@@ -37,8 +37,8 @@ def extended(own: Content, base: Content, folder: str) -> Content:
 
 
 def _missing(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    said = {dashed(name) for name in own}
-    return {name: value for name, value in base.items() if dashed(name) not in said}
+    own_names = {dashed(name) for name in own}
+    return {name: value for name, value in base.items() if dashed(name) not in own_names}
 
 
 def _below(base: Content, place: Place, new: Place) -> dict[Place, str]:

@@ -60,8 +60,8 @@ def parse(data: bytes, path: Path, make_small: bool = False, words: Sequence[str
 def _overridden(experiment: Experiment, words: Sequence[str]) -> Experiment:
     if not words:
         return experiment
-    made = overridden(experiment, words)
-    return replace(made, changed=difference.of_cells(experiment, made, "in the file"))
+    changed = overridden(experiment, words)
+    return replace(changed, changed=difference.of_cells(experiment, changed, "in the file"))
 
 
 def _content(data: bytes, path: Path, depth: int = 1) -> Content:

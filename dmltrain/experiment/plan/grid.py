@@ -36,14 +36,14 @@ def settings(experiment: Experiment) -> tuple[list[Settings], int]:
         raise experiment.error(("grid",), f"it has {total} combinations: expected at most {MOST_COMBINATIONS}")
     if experiment.seeds and any(SEED in axis.names for grid in experiment.grids for axis in grid):
         raise experiment.error(("seeds",), "the grid has a variable seed: use one of them")
-    found: dict[tuple[tuple[str, str], ...], Settings] = {}
-    made = 0
-    for each in _all(experiment):
-        made += 1
-        found.setdefault(tuple((name, as_text(value)) for name, value in each.items()), each)
-    if not found:
+    distinct: dict[tuple[tuple[str, str], ...], Settings] = {}
+    count = 0
+    for setting in _all(experiment):
+        count += 1
+        distinct.setdefault(tuple((name, as_text(value)) for name, value in setting.items()), setting)
+    if not distinct:
         raise experiment.error(("where",), f"none of {total} combinations has {experiment.where}: the grid has no cell")
-    return list(found.values()), made - len(found)
+    return list(distinct.values()), count - len(distinct)
 
 
 def _all(experiment: Experiment) -> Iterator[Settings]:
@@ -72,13 +72,13 @@ def _where(experiment: Experiment, names: frozenset[str]) -> Expression | None:
     if not experiment.where:
         return None
     try:
-        made = expression.parse(experiment.where)
+        condition = expression.parse(experiment.where)
     except UserError as error:
         raise experiment.error(("where",), str(error)) from None
-    for name in sorted(made.names - names):
+    for name in sorted(condition.names - names):
         listed = ", ".join(experiment.variables) or "none"
         raise experiment.error(("where",), f"{name} is no variable: the variables are {listed}")
-    return made
+    return condition
 
 
 def _true(experiment: Experiment, where: Expression, values: Settings) -> bool:
@@ -134,9 +134,9 @@ class _Values:
 @lru_cache(maxsize=4096)
 def needs(value: Value, names: frozenset[str]) -> frozenset[str]:
     """The variables that a value of the file needs: those of its expression, or in braces."""
-    found = expression.found_in(value, names)
-    if found:
-        return found.names
+    parsed = expression.found_in(value, names)
+    if parsed:
+        return parsed.names
     return expression.names_in(value, names) if isinstance(value, str) else frozenset()
 
 
@@ -147,7 +147,7 @@ def _expression(value: Value, names: frozenset[str]) -> Expression | None:
 
 def evaluated(value: Value, variables: Mapping[str, Value], names: frozenset[str]) -> Value:
     """The value itself, that of its expression, or the text with its braces filled."""
-    found = _expression(value, names)
-    if found:
-        return found.value(variables)
+    parsed = _expression(value, names)
+    if parsed:
+        return parsed.value(variables)
     return expression.filled(value, variables) if isinstance(value, str) else value

@@ -43,7 +43,7 @@ class Content:
 
 def shown(place: Place) -> str:
     """('grid', 'devices', 0) -> 'grid.devices[0]: '."""
-    words = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place).removeprefix(".")
+    words = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).removeprefix(".")
     return f"{words}: " if words else ""
 
 
@@ -115,7 +115,7 @@ class _Plain:
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, place))
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(each, (*place, index)) for index, each in enumerate(node.value)]
+            return [self.value(element, (*place, index)) for index, element in enumerate(node.value)]
         return self._scalar(node, place)
 
     def _items(self, node: Any, place: Place) -> Iterator[tuple[str, Any]]:

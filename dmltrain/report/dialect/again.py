@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dmltrain.report.dialect.attempts import Start, again
+from dmltrain.report.dialect.attempts import LogSection, again
 from dmltrain.report.runs.run import Values
 
 Seen = Mapping[tuple[int, int], int]  # epoch and number of values -> metrics known when the first one had more values
@@ -20,9 +20,9 @@ _FEW = 3  # epochs; with more of them starts that each go on after one epoch are
 _DOUBT = "epoch {} has several values of {}: read as those of several workers, but they may be of several starts"
 
 
-def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
+def parts(start: LogSection, workers: int, seen: Seen) -> list[LogSection]:
     """The starts in what seems to be one. workers: 0 if they do not name themselves."""
-    epochs = start.found.epochs
+    epochs = start.values.epochs
     if not seen:  # no value is there twice
         return [start]
     usual = _usual(epochs, workers)
@@ -31,27 +31,27 @@ def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
         return [start]
     if not begun:
         return [start if workers else _doubted(start, seen)]
-    made = [start]
+    sections = [start]
     for epoch in begun:
-        made[-1:] = _begun_at(epoch, made[-1], usual, seen)
+        sections[-1:] = _begun_at(epoch, sections[-1], usual, seen)
     most = max(usual, key=usual.__getitem__)
     unclear = not workers and usual[most] > min(usual.values())  # several workers would write each value
-    return [_with(each, _DOUBT.format(begun[0], most)) for each in made] if unclear else made
+    return [_with(section, _DOUBT.format(begun[0], most)) for section in sections] if unclear else sections
 
 
-def _begun_at(epoch: int, start: Start, usual: Mapping[str, int], seen: Seen) -> list[Start]:
+def _begun_at(epoch: int, start: LogSection, usual: Mapping[str, int], seen: Seen) -> list[LogSection]:
     """The starts that were in this epoch. Of the values of their last batches only those of the last one are known."""
-    batch = start.found.snapshots.get(epoch, {}).keys()
+    batch = start.values.snapshots.get(epoch, {}).keys()
     first, last = _cut(start, epoch, usual, seen)
-    between = list[Start]()
-    while any(len(numbers) > usual[key] for key, numbers in first.found.epochs[epoch].items()):
+    between = list[LogSection]()
+    while any(len(numbers) > usual[key] for key, numbers in first.values.epochs[epoch].items()):
         first, middle = _cut(first, epoch, usual, seen)
         between.insert(0, middle)
-    known = [each for each in (first, *between) if not batch - each.found.epochs[epoch].keys()]
+    known = [section for section in (first, *between) if not batch - section.values.epochs[epoch].keys()]
     if len(known) <= len(between):
-        last = replace(last, found=replace(last.found, notes=(*last.found.notes, again("epoch", epoch))))
+        last = replace(last, values=replace(last.values, notes=(*last.values.notes, again("epoch", epoch))))
     if first not in known:
-        del first.found.epochs[epoch]
+        del first.values.epochs[epoch]
         known.insert(0, first)
     return [*known, last]
 
@@ -75,57 +75,57 @@ def _commonest(counts: Counter[int]) -> int:
     return min(number for number in counts if counts[number] == max(counts.values()))
 
 
-def _is_again(epoch: int, start: Start, usual: Mapping[str, int], workers: int, seen: Seen) -> bool:
-    values = start.found.epochs[epoch]
+def _is_again(epoch: int, start: LogSection, usual: Mapping[str, int], workers: int, seen: Seen) -> bool:
+    values = start.values.epochs[epoch]
     more = [key for key, numbers in values.items() if len(numbers) > (workers or usual[key])]
     if not more or workers:
         return bool(more)
     if len({len(numbers) for numbers in values.values()}) > 1:
         return True
     by_turns = seen.get((epoch, usual[more[0]]), 0) < len(values)
-    return not by_turns and (len(values) > 1 or len(start.found.epochs) > 2)
+    return not by_turns and (len(values) > 1 or len(start.values.epochs) > 2)
 
 
-def _doubted(start: Start, seen: Seen) -> Start:
+def _doubted(start: LogSection, seen: Seen) -> LogSection:
     """With a note if the few epochs do not show that several workers wrote by turns."""
-    epochs = start.found.epochs
+    epochs = start.values.epochs
     if len(epochs) > _FEW or any(seen.get((epoch, 1), len(values)) < len(values) for epoch, values in epochs.items()):
         return start
     epoch = min(epoch for epoch, values in epochs.items() if max(map(len, values.values())) > 1)
     return _with(start, _DOUBT.format(epoch, next(key for key, numbers in epochs[epoch].items() if len(numbers) > 1)))
 
 
-def _with(start: Start, note: str) -> Start:
-    return replace(start, found=replace(start.found, notes=(*start.found.notes, note)))
+def _with(start: LogSection, note: str) -> LogSection:
+    return replace(start, values=replace(start.values, notes=(*start.values.notes, note)))
 
 
-def _cut(start: Start, epoch: int, usual: Mapping[str, int], seen: Seen) -> list[Start]:
+def _cut(start: LogSection, epoch: int, usual: Mapping[str, int], seen: Seen) -> list[LogSection]:
     """The starts before and from the last one at `epoch`."""
-    found = start.found
+    values_of_start = start.values
     earlier, last = dict[str, "array[float]"](), dict[str, "array[float]"]()
-    known, most = 0, max(map(len, found.epochs[epoch].values()))
-    for key, numbers in found.epochs[epoch].items():
+    known, most = 0, max(map(len, values_of_start.epochs[epoch].values()))
+    for key, numbers in values_of_start.epochs[epoch].items():
         count = usual[key]
         if len(numbers) > count:
             known = known or seen.get((epoch, most - count), 0)
             earlier[key], last[key] = numbers[:-count], numbers[-count:]
-    for place, (key, numbers) in enumerate(found.epochs[epoch].items()):
+    for place, (key, numbers) in enumerate(values_of_start.epochs[epoch].items()):
         if len(numbers) <= usual[key]:
             (earlier if place < known else last)[key] = numbers
-    at = found.elapsed.get(epoch)
+    at = values_of_start.elapsed.get(epoch)
     began = None if at is None else at - (last["seconds"][0] if "seconds" in last else 0.0)
-    before = {each: values for each, values in found.epochs.items() if each < epoch}
-    after = {each: values for each, values in found.epochs.items() if each > epoch}
+    before = {number: values for number, values in values_of_start.epochs.items() if number < epoch}
+    after = {number: values for number, values in values_of_start.epochs.items() if number > epoch}
     first = replace(
-        found,
+        values_of_start,
         epochs={**before, epoch: earlier},
-        snapshots={each: values for each, values in found.snapshots.items() if each < epoch},
-        elapsed={each: seconds for each, seconds in found.elapsed.items() if each < epoch},
+        snapshots={number: values for number, values in values_of_start.snapshots.items() if number < epoch},
+        elapsed={number: seconds for number, seconds in values_of_start.elapsed.items() if number < epoch},
     )
     second = replace(
-        found,
+        values_of_start,
         epochs={epoch: last, **after},
-        snapshots={each: values for each, values in found.snapshots.items() if each >= epoch},
-        elapsed={each: seconds for each, seconds in found.elapsed.items() if each >= epoch},
+        snapshots={number: values for number, values in values_of_start.snapshots.items() if number >= epoch},
+        elapsed={number: seconds for number, seconds in values_of_start.elapsed.items() if number >= epoch},
     )
-    return [replace(start, found=first), Start(epoch, second, began, spoken=False)]
+    return [replace(start, values=first), LogSection(epoch, second, began, spoken=False)]

@@ -29,7 +29,7 @@ from dmltrain.logs.record import Pair
 from dmltrain.report.dialect import again, attempts
 from dmltrain.report.runs.block import TRUNCATED, Block
 from dmltrain.report.runs.packed import pack_last
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 from dmltrain.report.runs.stamp import Clock
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
@@ -115,35 +115,34 @@ class MXNet:
             own |= self._parts[-1].feed(part)
         return own
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         starts = [start.settled(self._clock) for part in self._parts for start in part.starts()]
         forms = set[_Form]().union(*(part.forms for part in self._parts))
         nodes = set[bytes]().union(*(part.nodes for part in self._parts))
-        found = attempts.runs(starts, named=bool(nodes) or forms == {_OF_R}) if starts else []
+        runs_of_log = attempts.runs(starts, named=bool(nodes) or forms == {_OF_R}) if starts else []
         if set[bool]().union(*(part.whole for part in self._parts)) == {True}:
-            found = [_in_seconds(one, self._scala) for one in found]
-        return [replace(one, first=1 if forms == {_OF_R} else 0) for one in found]
+            runs_of_log = [_in_seconds(run, self._scala) for run in runs_of_log]
+        return [replace(run, first=1 if forms == {_OF_R} else 0) for run in runs_of_log]
 
 
-def _in_seconds(found: Found, scala: bool) -> Found:
+def _in_seconds(run: FileValues, scala: bool) -> FileValues:
     """A run whose times are whole numbers: of Scala, in milliseconds. The times of the lines tell, else their size."""
-    times = {epoch: values["seconds"] for epoch, values in found.epochs.items() if "seconds" in values}
+    times = {epoch: values["seconds"] for epoch, values in run.epochs.items() if "seconds" in values}
     if not times:
-        return found
-    total, span = sum(max(numbers) for numbers in times.values()), max(found.elapsed.values(), default=0.0)
+        return run
+    total, span = sum(max(numbers) for numbers in times.values()), max(run.elapsed.values(), default=0.0)
     note = ""
     if not scala and span > 0:
         scala = total > 2 * span + 1
     elif not scala:
-        scala = all(_LEAST_OF_SCALA <= one <= _MOST_OF_SCALA for numbers in times.values() for one in numbers)
+        scala = all(_LEAST_OF_SCALA <= time <= _MOST_OF_SCALA for numbers in times.values() for time in numbers)
         note = "times of epochs are whole numbers: read as milliseconds, as Scala prints them" if scala else ""
     if scala:
         times = {epoch: array("d", (number / 1000 for number in numbers)) for epoch, numbers in times.items()}
     epochs = {
-        epoch: values | {"seconds": times[epoch]} if epoch in times else values
-        for epoch, values in found.epochs.items()
+        epoch: values | {"seconds": times[epoch]} if epoch in times else values for epoch, values in run.epochs.items()
     }
-    return replace(found, epochs=epochs, notes=(*found.notes, *filter(None, [note])))
+    return replace(run, epochs=epochs, notes=(*run.notes, *filter(None, [note])))
 
 
 class _Turns:
@@ -242,17 +241,19 @@ class _Part:
                 own |= read(form, block)
         return own | self._read_listed(_GLUON, block)
 
-    def starts(self) -> list[attempts.Start]:
+    def starts(self) -> list[attempts.LogSection]:
         """[] without values; several where an epoch was begun again."""
         snapshots = {epoch: metrics for epoch, lines in self._batches.items() if (metrics := _metrics(lines))}
         if not self._epochs and not snapshots:
             return []
-        found = Found(self._epochs, snapshots, 0, tuple(self._notes), self._elapsed, unnamed=self._unnamed == {True})
+        values = FileValues(
+            self._epochs, snapshots, 0, tuple(self._notes), self._elapsed, unnamed=self._unnamed == {True}
+        )
         first = min({*self._epochs, *snapshots}) if self._first is None else self._first
         workers = 1 if self.forms == {_OF_R} else len(self.nodes)
         seen = {(int(epoch), count): known for (epoch, count), known in self._seen.items()}
-        parts = again.parts(attempts.Start(first, found, self._began), workers, seen)
-        return [replace(part, found=_noted(_last_values(part.found, workers))) for part in parts]
+        parts = again.parts(attempts.LogSection(first, values, self._began), workers, seen)
+        return [replace(part, values=_noted(_last_values(part.values, workers))) for part in parts]
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
@@ -260,23 +261,23 @@ class _Part:
         """The inner loop: under a microsecond per epoch line. Returns whether the block has values in this form."""
         cells, seen, known, lines = self._cells, self._seen, len(self._cells), 0
         ends: dict[bytes, int] = {}  # where the last line of each epoch starts
-        for found in form.epoch_line.finditer(block.data):
-            if found.start() >= block.limit:
+        for match in form.epoch_line.finditer(block.data):
+            if match.start() >= block.limit:
                 break
-            name = found.group(1, 2)
-            ends[name[0]] = found.start()
+            name = match.group(1, 2)
+            ends[name[0]] = match.start()
             cell = cells.get(name)
             if cell is not None:
                 if (name[0], len(cell)) not in seen:
                     seen[name[0], len(cell)] = len(self._epochs[int(name[0])])
-                cell.append(float(found[3]))
+                cell.append(float(match[3]))
                 lines += 1
             elif name[1]:
                 key = record.key(name[1].decode("ascii"))
-                cells[name] = self._add(form, int(name[0]), key, name[1], found[3])
+                cells[name] = self._add(form, int(name[0]), key, name[1], match[3])
                 lines += 1
             else:
-                lines += self._add_all(form, int(name[0]), _pairs(form, found))
+                lines += self._add_all(form, int(name[0]), _pairs(form, match))
         if self._clock.running:
             self._time(block, ends)
         if lines and block.holds(b"Node["):
@@ -293,13 +294,13 @@ class _Part:
 
     def _read_summaries(self, form: _Form, block: Block) -> int:
         """Epoch lines that say `Batch`."""
-        found = [
+        matches = [
             (batch, _SUMMARY.match(block.data, batch.end() - len(b"Batch")))
             for batch in form.batch_line.finditer(block.data)
         ]
         return sum(
             self._add_all(form, int(batch[1]), record.pairs(_line(form, block.data, summary.end(), summary.end())))
-            for batch, summary in found
+            for batch, summary in matches
             if summary and batch.start() < block.limit
         )
 
@@ -365,7 +366,7 @@ class _Part:
         numbers: set[bytes] = set() if self._crowded else set(form.batch_line.findall(data))
         self._crowded = self._crowded or len(numbers) > _FEW
         if self._crowded:
-            last, reach = {found[1]: found.start() for found in form.batch_line.finditer(data)}, _NEAR
+            last, reach = {match[1]: match.start() for match in form.batch_line.finditer(data)}, _NEAR
             self._crowded = len(last) > _FEW
         else:
             last, reach = {number: data.rfind(form.opening + number + b"]") for number in numbers}, block.limit
@@ -387,17 +388,17 @@ class _Part:
     # -- a last line without a newline ------------------------------------------------------------------------------
 
     def _read_cut(self, form: _Form, block: Block) -> bool:
-        for found in form.epoch_line.finditer(block.data):
-            self._time(block, {found[1]: found.start()})
-            self._add_all(form, int(found[1]), [pair for pair in _pairs(form, found) if self._complete(form, pair)])
-        for found in form.batch_line.finditer(block.data):
-            line = _line(form, block.data, found.start(), found.end())
+        for match in form.epoch_line.finditer(block.data):
+            self._time(block, {match[1]: match.start()})
+            self._add_all(form, int(match[1]), [pair for pair in _pairs(form, match) if self._complete(form, pair)])
+        for match in form.batch_line.finditer(block.data):
+            line = _line(form, block.data, match.start(), match.end())
             pairs = record.pairs(line) if b"=" in line else []
             complete = [pair for pair in pairs if self._complete(form, pair)]
-            if _SUMMARY.match(block.data, found.end() - len(b"Batch")):
-                self._add_all(form, int(found[1]), complete)
+            if _SUMMARY.match(block.data, match.end() - len(b"Batch")):
+                self._add_all(form, int(match[1]), complete)
             elif pairs and len(complete) == len(pairs):
-                self._keep(int(found[1]), [line])
+                self._keep(int(match[1]), [line])
         self.nodes.update(_RANK.findall(block.data))
         return False
 
@@ -414,37 +415,37 @@ class _Part:
         return complete
 
 
-def _last_values(found: Found, workers: int) -> Found:
+def _last_values(run: FileValues, workers: int) -> FileValues:
     """The same, each epoch with as many values as there are workers, if they are named; and a note on other values."""
-    repeated = [epoch for epoch, values in found.epochs.items() if max(map(len, values.values())) > workers]
+    repeated = [epoch for epoch, values in run.epochs.items() if max(map(len, values.values())) > workers]
     if not workers or not repeated:
-        return found
-    epochs = dict(found.epochs)
+        return run
+    epochs = dict(run.epochs)
     for epoch in repeated:
         epochs[epoch] = {key: numbers[-workers:] for key, numbers in epochs[epoch].items()}
-    differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in found.epochs[epoch].values())]
+    differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in run.epochs[epoch].values())]
     if not differ:
-        return replace(found, epochs=epochs)
+        return replace(run, epochs=epochs)
     note = (
         f"epoch {differ[0]} appears more than once for a worker, as after a restart ({len(differ)} such epochs): "
         "its last values are shown"
     )
-    return replace(found, epochs=epochs, notes=(*found.notes, note))
+    return replace(run, epochs=epochs, notes=(*run.notes, note))
 
 
-def _noted(found: Found) -> Found:
+def _noted(run: FileValues) -> FileValues:
     """The same, with a note if an epoch ends in the middle of its lines: its last batch, which stands in for the rest,
     may be of another start."""
-    for epoch, metrics in found.snapshots.items():
-        own = found.epochs.get(epoch, {})
+    for epoch, metrics in run.snapshots.items():
+        own = run.epochs.get(epoch, {})
         lacking = [key for key in metrics if key not in own]
         if not lacking or len(lacking) == len(metrics):
             continue
-        if missing := [key for key in lacking if any(key in values for values in found.epochs.values())]:
+        if missing := [key for key in lacking if any(key in values for values in run.epochs.values())]:
             note = f"epoch {epoch} has no line of {missing[0]}, whose value is that of its last batch"
             note += ": its values may be of several starts"
-            return replace(found, notes=(*found.notes, note))
-    return found
+            return replace(run, notes=(*run.notes, note))
+    return run
 
 
 def _pieces(block: Block) -> list[Block]:
@@ -475,8 +476,8 @@ def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
 
 def _batch_of(line: bytes) -> bytes:
     """The batch of a batch line, as printed; b"" if it has none."""
-    found = _SAME_BATCH.search(line)
-    return found[0] if found else b""
+    match = _SAME_BATCH.search(line)
+    return match[0] if match else b""
 
 
 def _same_batch(form: _Form, data: bytes, number: bytes, at: int) -> list[bytes]:
@@ -508,11 +509,11 @@ def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: i
     return -1, b""
 
 
-def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
+def _pairs(form: _Form, match: re.Match[bytes]) -> list[Pair]:
     """The values of an epoch line; [] if it does not start with a value or a section."""
-    if found[2]:
-        return [Pair(record.key(found[2].decode("ascii")), float(found[3]), found[2], found[3], False)]
-    line = _line(form, found.string, found.end(), found.end())
+    if match[2]:
+        return [Pair(record.key(match[2].decode("ascii")), float(match[3]), match[2], match[3], False)]
+    line = _line(form, match.string, match.end(), match.end())
     text = _LEAD.sub(b"", line, 1)
     if not record.PAIR.match(text):
         return []

@@ -45,7 +45,7 @@ _METRIC = re.compile(
 )
 
 
-class Part(NamedTuple):
+class HeaderRows(NamedTuple):
     """Rows with one header: its names, and the columns in its order, all of one length. begins: the header stands above
     these rows, and not in an earlier part."""
 
@@ -71,7 +71,7 @@ class Rows:
         self._unfit: list[int] = []  # lines that fit no header
         self._unfit_count = 0
 
-    def read(self, block: Block) -> list[Part]:
+    def read(self, block: Block) -> list[HeaderRows]:
         """The rows of the next block; [] without any."""
         if not self._started and block.data.strip(b"\r\n"):
             self._started = True
@@ -80,7 +80,7 @@ class Rows:
             return []
         if block.holds(self._mark):
             return self._parts(block, block.data)
-        return [Part(self.header, columns, False)] if (columns := self._columns(block.data, block.whole)) else []
+        return [HeaderRows(self.header, columns, False)] if (columns := self._columns(block.data, block.whole)) else []
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the table."""
@@ -104,7 +104,7 @@ class Rows:
                 return block.limit == len(block.data)
         return False
 
-    def _parts(self, block: Block, data: bytes) -> list[Part]:
+    def _parts(self, block: Block, data: bytes) -> list[HeaderRows]:
         """The rows of a block that may have headers."""
         parts, start, begins = [], 0, False
         lines = data.splitlines(keepends=True)
@@ -112,11 +112,11 @@ class Rows:
             names = self._names(line.strip(b"\r\n")) if self._mark in line else ()
             if names:
                 if columns := self._columns(b"".join(lines[start:place]), True):
-                    parts.append(Part(self.header, columns, begins))
+                    parts.append(HeaderRows(self.header, columns, begins))
                 self.header, start, begins = names, place + 1, True
                 self._line += 1
         columns = self._columns(b"".join(lines[start:]), block.whole)
-        return [*parts, Part(self.header, columns, begins)] if columns or begins else parts
+        return [*parts, HeaderRows(self.header, columns, begins)] if columns or begins else parts
 
     def _names(self, line: bytes) -> tuple[str, ...]:
         """The names of a header; () if the line is none."""
@@ -208,14 +208,14 @@ class Epochs:
 
     def values(self) -> list[dict[int, Values]]:
         """The runs with numbers, after the last block, without what was tested or validated after them."""
-        found = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
+        runs = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
         waiting = self._numbers([(cell,) for cell in self._waiting], 0, 1) if self._waiting else {}
-        if self.runs and self._last in found[-1] and waiting.keys() - {"step", "learning_rate"}:
-            found[-1][self._last] = found[-1][self._last] | waiting
-        if self.rows.cut and self.runs and self._last in found[-1]:  # what an earlier row said is no longer its value
-            found[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
-        said = [{epoch for part, epoch in self._said if part == number} for number in range(len(found))]
-        return [_without_tests(run, names) for run, names in zip(found, said, strict=True) if run]
+        if self.runs and self._last in runs[-1] and waiting.keys() - {"step", "learning_rate"}:
+            runs[-1][self._last] = runs[-1][self._last] | waiting
+        if self.rows.cut and self.runs and self._last in runs[-1]:  # what an earlier row said is no longer its value
+            runs[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
+        printed = [{epoch for part, epoch in self._said if part == number} for number in range(len(runs))]
+        return [_without_tests(run, names) for run, names in zip(runs, printed, strict=True) if run]
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the table."""
@@ -328,8 +328,8 @@ class Epochs:
         else:
             self.repeated.append(epoch)
             counts = self._rows_of.get(len(self.runs) - 1, Counter())
-            self._rows_of[len(self.runs) - 1] = Counter({each: n for each, n in counts.items() if each < epoch})
-            self.runs[-1] = {each: values for each, values in self.runs[-1].items() if each < epoch}
+            self._rows_of[len(self.runs) - 1] = Counter({number: n for number, n in counts.items() if number < epoch})
+            self.runs[-1] = {number: values for number, values in self.runs[-1].items() if number < epoch}
 
     def _numbers(self, columns: Sequence[Cells], start: int, end: int) -> Values:
         """The last number of each column in some rows."""
@@ -347,10 +347,10 @@ def trains(key: str) -> bool:
     return key.startswith("train_") and not _BESIDE.fullmatch(key)
 
 
-def _without_tests(run: dict[int, Values], said: set[int]) -> dict[int, Values]:
+def _without_tests(run: dict[int, Values], printed: set[int]) -> dict[int, Values]:
     """The epochs of a run whose program went on to test or validate: rows after the last epoch that trained are no
     epochs. The last epoch has what was called a test. said: epochs with training values that are no numbers."""
-    trained = said | {epoch for epoch, values in run.items() if any(map(trains, values))}
+    trained = printed | {epoch for epoch, values in run.items() if any(map(trains, values))}
     epochs, tests = sorted(run), dict[str, "array[float]"]()
     while len(epochs) > 1 and epochs[-1] not in trained and _is_beside(run, epochs, bool(trained)):
         tests = {key: numbers for key, numbers in run[epochs.pop()].items() if key.startswith("test_")} | tests
@@ -437,8 +437,8 @@ def as_seconds(cell: bytes) -> float | None:
 
 def as_epoch(cell: bytes) -> int | None:
     """The whole number in a cell, below 10^9."""
-    found = _EPOCH.fullmatch(cell)
-    return int(found[1]) if found and int(found[1]) < _MOST_EPOCHS else None
+    match = _EPOCH.fullmatch(cell)
+    return int(match[1]) if match and int(match[1]) < _MOST_EPOCHS else None
 
 
 def key(name: str, section: str = "train") -> str:

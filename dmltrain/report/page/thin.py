@@ -33,20 +33,20 @@ def extremes(numbers: Numbers, places: Sequence[int], largest: bool) -> list[flo
     """For each kept place the smallest (or largest) number nearer to it than to another one."""
     choose = max if largest else min
     edges = [0, *((left + right + 1) // 2 for left, right in zip(places, places[1:], strict=False)), len(numbers)]
-    found: list[float | None] = []
+    kept: list[float | None] = []
     for place, (start, end) in zip(places, zip(edges, edges[1:], strict=False), strict=True):
         known = [number for number in numbers[start:end] if number is not None and math.isfinite(number)]
-        found.append(choose(known) if known and finite(numbers[place]) else None)
-    return found
+        kept.append(choose(known) if known and finite(numbers[place]) else None)
+    return kept
 
 
 def means(numbers: Numbers, most: int) -> list[float | None]:
     """At most `most` means of consecutive numbers, of the same count but for the last."""
-    found: list[float | None] = []
+    kept: list[float | None] = []
     for start in range(0, len(numbers), size := group(len(numbers), most)):
         known = [number for number in numbers[start : start + size] if number is not None and math.isfinite(number)]
-        found.append(mean(known) if known else None)
-    return found
+        kept.append(mean(known) if known else None)
+    return kept
 
 
 def group(count: int, most: int) -> int:

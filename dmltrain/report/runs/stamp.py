@@ -69,8 +69,8 @@ class Clock:
 
     def of_block(self, block: Block) -> float | None:
         """From the log's first time to the first one of a block; None without one."""
-        found = _STAMP.search(block.data)
-        return self._passed(found) if found else None
+        match = _STAMP.search(block.data)
+        return self._passed(match) if match else None
 
     def seconds(self, data: bytes, at: int) -> float | None:
         """From the log's first time to that of the line that has position `at` of a block's data; None without one."""
@@ -79,8 +79,8 @@ class Clock:
         line = max(line, data.rfind(b"\n", since, at) + 1, data.rfind(b"\r", since, at) + 1)
         prefix = data[line : min(at, line + _PREFIX)]
         if last.data is not data or last.line != line or last.prefix != prefix:
-            found = _STAMP.search(prefix)
-            last = _Asked(data, at, line, prefix, self._passed(found) if found else None)
+            match = _STAMP.search(prefix)
+            last = _Asked(data, at, line, prefix, self._passed(match) if match else None)
         self._last = last._replace(at=at)
         return last.seconds
 
@@ -102,15 +102,15 @@ class Clock:
         day, month, year = self._dates[0]
         return (AMBIGUOUS.format(f"{day:02}/{month:02}/{year}"),) if len(fits) != 1 else ()
 
-    def _passed(self, found: re.Match[bytes]) -> float | None:
+    def _passed(self, match: re.Match[bytes]) -> float | None:
         if self._first is None:
             return None
-        passed = _seconds(found) - _seconds(self._first)
-        if found["either"] and self._first["either"]:
+        passed = _seconds(match) - _seconds(self._first)
+        if match["either"] and self._first["either"]:
             passed = round(passed, 6)
-            self._by_day[passed] = round(_seconds(found, True) - _seconds(self._first, True), 6)
+            self._by_day[passed] = round(_seconds(match, True) - _seconds(self._first, True), 6)
             return passed
-        if passed < 0 and found[9] and not found["glog"]:
+        if passed < 0 and match[9] and not match["glog"]:
             passed += _YEAR
         return round(passed, 6) if passed >= 0 else None
 
@@ -121,15 +121,15 @@ def _fits(dates: list[tuple[int, ...]], day_first: bool) -> bool:
     return all(month <= 12 for _, month, _ in calendar_dates) and calendar_dates == sorted(calendar_dates)
 
 
-def _seconds(found: re.Match[bytes], day_first: bool = False) -> float:
+def _seconds(match: re.Match[bytes], day_first: bool = False) -> float:
     """Since an arbitrary moment."""
-    if found["iso"]:
-        year, month, day, *clock = found.group(1, 2, 3, 4, 5, 6, 7)
-    elif found["either"]:
-        month, day, year, *clock = found.group(15, 16, 17, 18, 19, 20, 21)
+    if match["iso"]:
+        year, month, day, *clock = match.group(1, 2, 3, 4, 5, 6, 7)
+    elif match["either"]:
+        month, day, year, *clock = match.group(15, 16, 17, 18, 19, 20, 21)
         month, day = (day, month) if day_first else (month, day)
     else:
-        year, (month, day, *clock) = found["glog"] or b"2000", found.group(9, 10, 11, 12, 13, 14)
+        year, (month, day, *clock) = match["glog"] or b"2000", match.group(9, 10, 11, 12, 13, 14)
     days = calendar.timegm((int(year), max(1, min(12, int(month))), 1, 0, 0, 0)) // 86400 + int(day) - 1
     days += 366 * max(0, int(month) - 12)  # no month, but another moment
     hours, minutes, seconds, fraction = clock

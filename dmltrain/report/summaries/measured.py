@@ -18,7 +18,7 @@ _SPENT = tuple(record.metric(name) for name in record.COMMUNICATION if name != "
 _PERCENT = 100.0
 
 
-class Measured:
+class MeasuredRun:
     """A run, its facts, and its values. `aggregate` (mean, max, last) combines the values of an epoch's workers."""
 
     def __init__(self, run: Run, known: Facts, aggregate: str = "mean") -> None:
@@ -115,8 +115,8 @@ class Measured:
 
 def over(cells: Mapping[int, float], epochs: Sequence[int]) -> float | None:
     """The mean of the cells of `epochs`; None if there is none."""
-    found = [cells[epoch] for epoch in epochs if epoch in cells]
-    return mean(found) if found else None
+    known = [cells[epoch] for epoch in epochs if epoch in cells]
+    return mean(known) if known else None
 
 
 def _writers(run: Run) -> int | None:

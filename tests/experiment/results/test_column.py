@@ -7,18 +7,18 @@ import pytest
 
 from dmltrain.experiment.result import DONE, ERROR, PENDING, RUNNING
 from dmltrain.experiment.results import shown
-from dmltrain.experiment.results.cell import Cell, rows
-from dmltrain.experiment.results.column import Names, columns
+from dmltrain.experiment.results.cell import MeasuredCell, rows
+from dmltrain.experiment.results.column import ColumnNames, columns
 from dmltrain.experiment.results.derived import SpeedUp, baselines, derived
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.measured import NOTHING, Measured, measured
 
-NAMES = Names(frozenset({"devices", "lr_rule"}), frozenset({"lr", "num-layers"}))
+NAMES = ColumnNames(frozenset({"devices", "lr_rule"}), frozenset({"lr", "num-layers"}))
 
 
 def cell(devices=1, seed=None, status=DONE, options=None, /, **summary):
     settings = {"devices": devices, **({} if seed is None else {"seed": seed})}
-    return Cell(f"{devices}-{seed}-{len(summary)}", settings, status, options or {}, summary)
+    return MeasuredCell(f"{devices}-{seed}-{len(summary)}", settings, status, options or {}, summary)
 
 
 def value(column, *cells):
@@ -106,7 +106,7 @@ def test_mistakes_in_columns(given, place, part):
 def scaled(devices, seed, rate, device="cpu", **more):
     settings = {"devices": devices, "seed": seed, **more}
     summary = {"workers": 1, "devices": devices or 1, "device": device, "samples_per_second": rate}
-    return Cell(repr(settings), settings, DONE, {}, summary)
+    return MeasuredCell(repr(settings), settings, DONE, {}, summary)
 
 
 def speed_ups(cells, how=None):

@@ -39,5 +39,5 @@ SECTIONS: dict[str, Callable[[Context], Section | None]] = {
 
 def sections(context: Context) -> list[tuple[str, Section]]:
     """Those that have something to show, with their names."""
-    made = [(name, make(context)) for name, make in SECTIONS.items()]
-    return [(name, section) for name, section in made if section is not None]
+    filled = [(name, make(context)) for name, make in SECTIONS.items()]
+    return [(name, section) for name, section in filled if section is not None]
