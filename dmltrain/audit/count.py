@@ -19,8 +19,8 @@ SHOWN = 10  # ranges of positions that a problem names
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """times: of each epoch with a committed round, how often each position was committed, uint16 (samples,). problems:
-    sentences; none if each position of these epochs was committed once, and all lines and receipts agree."""
+    """times: for each epoch that has a committed round, how often each position was committed, uint16 (samples,).
+    problems: sentences; empty if each position of these epochs was committed once, and all lines and receipts agree."""
 
     times: Mapping[int, Array]
     problems: tuple[str, ...]
@@ -41,7 +41,8 @@ def count(folder: Path) -> Count:
 
 @dataclass
 class _Round:
-    """committed: as the member `source` wrote it. The rest is of the samples of its members that were counted."""
+    """committed: the commit line, as the member `source` wrote it. epoch and receipts: from the sample lines of the
+    members that were counted so far."""
 
     committed: Committed
     source: int
@@ -50,12 +51,12 @@ class _Round:
 
 
 class _Tally:
-    """`size`: of an epoch. `alone`: the views in whose lines an op is the number of a step that one member has made
-    alone; in others all members make each step together."""
+    """`size`: samples of an epoch. `alone`: the views in which each member makes steps of its own. In their lines `op`
+    is the number of such a step; in the lines of other views it is a round of all members."""
 
     def __init__(self, size: int, alone: Collection[int]) -> None:
         self._size, self._alone = size, alone
-        self._rounds: dict[tuple[int, ...], _Round] = {}  # by op, and by member if it has made it alone
+        self._rounds: dict[tuple[int, ...], _Round] = {}  # key: (op,), or (op, member) for a step of one member
         self._times: dict[int, Array] = {}
         self._problems: list[str] = []
 
@@ -68,7 +69,7 @@ class _Tally:
         return (line.op, member) if line.view in self._alone else (line.op,)
 
     def count(self, member: int, begun: Iterable[Begun]) -> None:
-        """Count what this member pushed of committed rounds, all of its lines."""
+        """Count the samples that this member pushed for committed rounds. `begun`: all of its lines."""
         expected = {key: counted for key, counted in self._rounds.items() if member in counted.committed.members}
         seen: dict[tuple[int, ...], Receipt] = {}
         for line in begun:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-MOST = 1 << 53  # what every program that reads JSON has exactly
+MOST = 1 << 53  # float64, as which many programs read JSON numbers, has all whole numbers up to this exactly
 
 
 def parsed(content: bytes, names: Sequence[str]) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def wholes(value: Any, what: str, stop: int = MOST, length: int | None = None) -
     """A list of whole numbers from 0 to `stop` - 1."""
     values = _list(value, what, length)
     for place, element in enumerate(values):
-        if type(element) is not int or not 0 <= element < stop:  # names of millions of good ones are not made
+        # Checked here first: `whole` needs a name for its message, and a list may have millions of good elements.
+        if type(element) is not int or not 0 <= element < stop:
             whole(element, f"{what}[{place}]", 0, stop)
     return tuple(values)
 

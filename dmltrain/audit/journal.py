@@ -1,9 +1,9 @@
 """What happens to a worker in an elastic job: log lines, and the files of --audit if they are asked for.
 
 If the members make each step together, an op in the files' lines is a round. If each member makes steps of its own
-(dist_async, dist_ssp), it is the number of a member's step, and each committed step has one member. After the loss of a
-worker the leader writes the line of its last step, in case that servers have it and the worker could not write it any
-more.
+(dist_async, dist_ssp), an op is the number of a member's step, and each commit line has one member. After the loss of a
+worker the leader writes the commit line of its last step: the servers may have the step although the worker ended
+before it wrote the line.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Journal:
 
     @property
     def between_epochs(self) -> bool:
-        """Whether this worker begins an epoch next: it has the weights that all had when the one before ended."""
+        """Whether this worker begins an epoch next. Then it has the weights with which all ended the epoch before."""
         return self.assignment is None or self.assignment.finished
 
     def take_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another member is."""
+        """Go on where another member is: `state` is what its method `state` returned."""
         self._entered = list(views_file.parse(state["views"].encode()).entered)
         self.epoch, together = state["epoch"], self.together
         kind = SyncAssignment if together else AsyncAssignment
@@ -78,7 +78,7 @@ class Journal:
         self._write_views()
 
     def began(self, op: int, view: View, positions: Array) -> None:
-        """Before the first push of a round."""
+        """Call it before the first push of a round."""
         self._begun = positions
         if self._writer:
             self._writer.began(op, view.number, self.epoch, positions)
@@ -136,7 +136,7 @@ class Journal:
         return self.assignment.returned
 
     def _write_views(self) -> None:
-        """As the leader, if this worker knows all views."""
+        """Write views.json, if this worker is the leader and knows all views."""
         leads = bool(self._entered) and self._view.leader == self._member
         if self._folder and leads and not self.lacks_state:
             views_file.write(self._folder, RecordedJob(self._job, tuple(self._entered)))

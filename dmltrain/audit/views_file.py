@@ -13,8 +13,8 @@
        "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0,
        "returned": [[1793, 1793], [1797, 1797]]}]}
 
-`returned`: the positions of the epoch that a loss gave back, as ranges from the first to the last. They are for
-readers: a replay finds them again. So are the servers, since results do not depend on them.
+`returned`: the positions of the epoch that the loss of a member returned, as ranges from the first to the last. They
+are for readers only, because a replay computes them again. `servers` are for readers too: no result depends on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
 
 NAME, FORMAT = "views.json", 1
 MOST_BYTES = 64 << 20
-MOST_RANKS = 1 << 16  # a worker that came in addition to those of the start has a higher rank
+MOST_RANKS = 1 << 16  # workers that join later have ranks above those of the start
 _FIELDS = (  # of a view
     "number",
     "base",
@@ -58,9 +58,12 @@ _FIELDS = (  # of a view
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What must be the same in a replay: workers at the start, the options' seed, samples of an epoch, the batch of all
-    workers together, number of epochs, the network's name, and the digest of the training data. `each`: steps have so
-    many samples for each member of a view instead of `batch`; 0: they do not. `kvstore`: the name of its type."""
+    """What must be the same in a replay. The names of the fields are those of the file.
+
+    workers: at the start. seed: of the options. samples: of an epoch. batch: samples of a step of all workers together.
+    network: its name. data: the digest of the training data. each: if not 0, a step has so many samples for each member
+    of a view, and not `batch`. kvstore: the name of its type.
+    """
 
     workers: int
     seed: int
@@ -77,14 +80,14 @@ class JobFacts:
         return types.find(view.kvstore or self.kvstore).synchronous
 
     def size(self, members: int) -> int:
-        """Samples of a step of so many members."""
+        """The samples of a step of `members` members."""
         return self.each * members or self.batch
 
 
 @dataclass(frozen=True)
 class EnteredView:
-    """A view, the epoch in which it was entered, and the positions of that epoch that will be dealt again because of
-    losses, each range with its first and last; empty between epochs."""
+    """A view, and the epoch in which it was entered. returned: the positions of that epoch that are assigned again,
+    because their workers are lost, as ranges (first, last); empty between epochs."""
 
     view: View
     epoch: int = 0
@@ -104,7 +107,7 @@ class RecordedJob:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """All that have ever been in a view, in ascending order."""
+        """All workers that have ever been in a view, in ascending order."""
         return tuple(sorted({member for view in self.views for member in view.members}))
 
 

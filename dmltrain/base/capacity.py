@@ -1,7 +1,7 @@
 """How much of a host's CPUs and memory is in use, by any process: the counters of /proc and of control groups. Linux.
 
-What a host has is what this process may use: the CPUs of its affinity or, with a CPU quota, that many cores; the
-machine's memory, or the limit of a control group. In a control group with a quota only the group's own processes count.
+What a host has is here what this process may use. CPUs: those of its affinity, or as many cores as a CPU quota allows.
+Memory: the machine's, or the limit of a control group. With a CPU quota only the group's own processes count as users.
 
 Agents use it, too: standard library only, Python 3.8.
 """
@@ -51,7 +51,7 @@ class Capacity:
         return busy / TICKS if known else None
 
     def memory(self) -> float | None:
-        """The fraction of the memory in use, or of the limit of a control group if that is closer."""
+        """The fraction of the memory that is in use. Of the machine and each limited control group, the largest."""
         total, available = self._memory()
         shares = [1 - available / total] if total else []
         for folder in self._limited:
@@ -129,7 +129,8 @@ def _upwards(mount: str, names: list[str]) -> list[str]:
 
 
 def _time_file(folder: str, hierarchy: list[str], proc: str, root: str) -> str:
-    """Of a group with a quota; "" if it has none. With v1 it may be in another hierarchy that has the same group."""
+    """The file with the CPU time of a group that has a quota; "" if there is none. With cgroup v1 it may be in another
+    hierarchy that has a group of the same name."""
     name = folder[len(hierarchy[-1]) :]
     beside = [
         group for groups_ in groups("cpuacct", proc, root) for group in groups_ if group[len(groups_[-1]) :] == name

@@ -1,4 +1,4 @@
-"""Finds the launcher, which is a program of its own: dmltrain imports nothing of it."""
+"""Finds the launcher. It is a separate program: dmltrain imports nothing of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Zip archives of arrays from untrusted bytes: numpy's npz, and the checks for any archive before a library opens it.
 
-Members are stored, never compressed (numpy.savez and torch.save write them so), so that what is read takes no more
-memory than the file: a compressed member could become a thousand times as large.
+Only members that are stored, not compressed, are accepted; numpy.savez and torch.save write such members. So what is
+read takes no more memory than the file. A compressed member could become a thousand times as large.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def shapes(content: _Bytes) -> Mapping[str, tuple[int, ...]]:
 
 
 def _check_directory(content: _Bytes) -> None:
-    """Check the table of contents before it is read: all readers find the same one, right before the end record."""
+    """Check the place of the table of contents before a library reads it: it has to be right before the end record,
+    where all readers find the same one."""
     end = content.rfind(b"PK\5\6", max(0, len(content) - 65_557))  # 22 bytes, and a comment of up to 65,535
     if end < 0 or end + 22 > len(content):
         raise ValueError("the end of the archive is missing or altered")

@@ -27,7 +27,7 @@ PREFETCH_BYTES = 256 << 20
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """images uint8 (n, C, H, W) in any order of memory; labels int64 (n,); index: of the batch in the epoch."""
+    """images: uint8 (n, C, H, W) in any order of memory. labels: int64 (n,). index: its number in the epoch."""
 
     images: Array
     labels: Array
@@ -37,8 +37,8 @@ class Batch:
 class TrainBatches:
     """One epoch of a worker's training batches: augmented samples in the order of its part.
 
-    There are always `part.steps`; at the end of the epoch they may be smaller, down to (0, C, H, W). first, stop: only
-    the batches from number `first` to `stop` - 1, for example those that a resumed epoch still needs.
+    An epoch always has `part.steps` batches; the last ones may be smaller, down to (0, C, H, W). first, stop: only the
+    batches from number `first` to `stop` - 1, for example those that a resumed epoch still needs.
     """
 
     def __init__(
@@ -102,13 +102,14 @@ class EvalBatches:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """Samples to read, and their random words; None: without augmentation."""
+    """The samples of a batch, or of a part of it, int64 (n,), and their random words, uint64 (n,). words None: the
+    samples are not augmented."""
 
     samples: Array
     words: Array | None
 
     def split(self, count: int) -> list[tuple[slice, Share]]:
-        """At most `count` equal parts, each with its place in the whole."""
+        """At most `count` parts of equal size, each with its slice of the whole."""
         ends = np.linspace(0, len(self.samples), min(count, len(self.samples)) + 1).astype(int).tolist()
         places = [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
         return [
@@ -120,12 +121,12 @@ def _prepared(
     split: Samples, share: Callable[[int], Share], indices: range, batch_size: int, threads: int, prefetch_bytes: int
 ) -> Iterator[Batch]:
     """The batches of share(index), each of at most `batch_size` samples."""
-    rooms = ArrayPool(lambda: split.room(batch_size))
-    most = prefetch_bytes // (batch_size * split.room(1).nbytes)  # batches
+    arrays = ArrayPool(lambda: split.new_images(batch_size))
+    most = prefetch_bytes // (batch_size * split.new_images(1).nbytes)  # batches
 
     def start(pool: Executor, index: int) -> Callable[[], Batch]:
         whole = share(index)
-        images, labels = rooms.take()[: len(whole.samples)], np.empty(len(whole.samples), np.int64)
+        images, labels = arrays.take()[: len(whole.samples)], np.empty(len(whole.samples), np.int64)
         pieces = [
             pool.submit(_fill, split, piece, images[place], labels[place]) for place, piece in whole.split(threads)
         ]
@@ -160,24 +161,25 @@ class ArrayPool:
 
     def __init__(self, make: Callable[[], Array]) -> None:
         self._make = make
-        self._made: list[tuple[Array, int]] = []  # a view of each, and the references to its memory when it is free
+        # A view of each array, and the number of references to its memory while the array is free.
+        self._arrays: list[tuple[Array, int]] = []
 
     def take(self) -> Array:
-        """A free array."""
-        for view, free in self._made:
+        """A free array, or a new one if there is none."""
+        for view, free in self._arrays:
             if _references(view) == free:
                 return view[:]
         view = self._make()[:]
-        self._made.append((view, _references(view)))
+        self._arrays.append((view, _references(view)))
         return view[:]
 
     def __len__(self) -> int:
-        """How many have been made."""
-        return len(self._made)
+        """The number of arrays, in use or free."""
+        return len(self._arrays)
 
 
 def _references(view: Array) -> int:
-    """To the array that owns the memory: every view of it refers to it."""
+    """The number of references to the array that owns the memory: each view of it holds one."""
     return sys.getrefcount(view.base)
 
 
@@ -197,7 +199,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dmltrain-batches-disk")
 
     def reach(self, position: int) -> None:
-        """The work on this position of the part begins: read its window and the next."""
+        """Read the window of this position of the part, and the next one: work on it begins."""
         window = self._part.window
         if self._touch is None:
             return

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from dmltrain.base.errors import UserError
 
-LOOKED_AT = 64  # records, to see what --skip-broken would have to skip
-NEARLY_ALL = 0.9  # of them: the data have another fault
+LOOKED_AT = 64  # records that are examined, to estimate what --skip-broken would have to allow
+NEARLY_ALL = 0.9  # if this fraction of them is broken, the data have another fault
 
 
 @dataclass(frozen=True)
 class Others:
-    """How many of `looked_at` records, which are spread over all of them, cannot be used."""
+    """Of `looked_at` records, at equal distances among all `total` records, `broken` cannot be used."""
 
     broken: int
     looked_at: int
@@ -26,7 +26,7 @@ class Others:
 
     @property
     def expected(self) -> int:
-        """In all records."""
+        """The estimated number of broken records among all."""
         return -(-self.broken * self.total // max(1, self.looked_at))
 
     def __str__(self) -> str:
@@ -36,17 +36,18 @@ class Others:
 
 
 def looked_at(is_broken: Callable[[int], bool], total: int) -> Others:
-    """is_broken: of a record's number below `total`."""
+    """Examine some of `total` records. is_broken(number): whether the record of this number cannot be used."""
     count = min(total, LOOKED_AT)
     return Others(sum(is_broken(number * total // count) for number in range(count)), count, total)
 
 
 @dataclass(eq=False)
 class Broken:
-    """`allowed`: in an epoch, training and validation together. Each is reported through `warn`; one more ends the job.
+    """Counts skipped records. allowed: per epoch, in training and validation together; one more ends the job. warn: is
+    called with a line for each skipped record.
 
-    A skipped record is absent: no other takes its place. A step divides the sum of its gradients by the planned number
-    of samples all the same, on which the workers have agreed without asking each other.
+    No other sample takes the place of a skipped record. A step still divides the sum of its gradients by the planned
+    number of samples: all workers know that number without asking each other.
     """
 
     allowed: int
@@ -55,7 +56,7 @@ class Broken:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, problem: str, others: Callable[[], Others]) -> None:
-        """A record is skipped; `problem` names it. UserError: it is one too many. Several threads call this."""
+        """Count a skipped record; `problem` names it. UserError: it is one too many. Several threads call this."""
         with self._lock:
             self._count += 1
             count = self._count
@@ -64,13 +65,13 @@ class Broken:
         self.warn(f"Skipped a record, {count} of at most {self.allowed} in this epoch: {problem}")
 
     def take(self) -> int:
-        """The number since the last call."""
+        """The number of records skipped since the last call."""
         with self._lock:
             count, self._count = self._count, 0
         return count
 
     def check(self, everywhere: int) -> None:
-        """UserError: all workers together have skipped too many records in an epoch."""
+        """UserError if all workers together have skipped `everywhere` records in an epoch, and these are too many."""
         if everywhere > self.allowed:
             raise UserError(
                 f"the workers skipped {everywhere} records in this epoch; --skip-broken {self.allowed} "

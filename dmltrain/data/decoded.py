@@ -35,24 +35,24 @@ class Decoded:
     def __len__(self) -> int:
         return self.count
 
-    def room(self, count: int) -> Array:
+    def new_images(self, count: int) -> Array:
         """Channels last in memory, as decoders write and PyTorch convolves."""
         channels, height, width = self.shape
         return np.empty((count, height, width, channels), np.uint8).transpose(0, 3, 1, 2)
 
-    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
-        return self._inputs(samples, words.tolist(), room)
+    def training(self, samples: Array, words: Array, out: Array | None = None) -> Inputs:
+        return self._inputs(samples, words.tolist(), out)
 
-    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
-        return self._inputs(samples, [None] * len(samples), room)
+    def evaluation(self, samples: Array, out: Array | None = None) -> Inputs:
+        return self._inputs(samples, [None] * len(samples), out)
 
     def touch(self, index: int) -> None:
-        """Read a record from the disk, for read_ahead.py. What is wrong with it is found when it is needed."""
+        """Read a record from the disk and drop it, for batches.ReadAhead. Errors show when the record is needed."""
         with contextlib.suppress(UserError):
             self.reader.read(index)
 
-    def _inputs(self, samples: Array, words: list[int | None], room: Array | None) -> Inputs:
-        images = self.room(len(samples)) if room is None else room
+    def _inputs(self, samples: Array, words: list[int | None], out: Array | None) -> Inputs:
+        images = self.new_images(len(samples)) if out is None else out
         rows = images.transpose(0, 2, 3, 1)
         labels = [self._label(*each) for each in zip(samples.tolist(), words, rows, strict=True)]
         return images, np.array(labels, np.int64)
@@ -75,7 +75,7 @@ class Decoded:
         return self._checked(record, index)
 
     def _others(self) -> Others:
-        out = self.room(1).transpose(0, 2, 3, 1)[0]
+        out = self.new_images(1).transpose(0, 2, 3, 1)[0]
         return looked_at(lambda index: self._is_broken(index, out), self.count)
 
     def _is_broken(self, index: int, out: Array) -> bool:

@@ -16,8 +16,8 @@ from dmltrain.data.readers import Reader, open_reader
 def load(
     name: str, files: ImageFiles, shape: Shape, normalisation: Normalisation, num_examples: int | None = None
 ) -> Dataset:
-    """The data set `name` from `files`, which may be of one kind only, training or validation. num_examples: only the
-    first for training.
+    """The data set `name` from `files`; these may be for training only, or for validation only. num_examples: use only
+    so many training samples, the first.
 
     UserError: missing or damaged files, or no number of classes.
     """

@@ -44,7 +44,7 @@ def load(
 
 
 def _found(data_dir: str | Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The first of these files that the folder has."""
+    """The first of these files that exists in the folder."""
     present = [path for name in names if (path := source.folder(data_dir, "imagenet") / name).exists()]
     return tuple(map(str, present[:1]))
 

@@ -1,8 +1,8 @@
 """Reads data files and checks their size and md5. Errors name the file and the fix.
 
-The checksums are md5, because that is what the authors of the data published. Nobody knows how to make a second file
-with the md5 of a given one. So archives are checked before they are opened: an archive of another origin can unpack to
-any number of bytes. The parsers do not trust the data all the same.
+The checksums are md5, because the authors of the data published these. Nobody knows how to make a second file with the
+md5 of a given one. An archive of another origin can unpack to any number of bytes, so archives are checked before they
+are opened. Still, the parsers do not trust the data.
 """
 
 import contextlib
@@ -38,7 +38,8 @@ def read(path: Path, size: int, checksum: str, exact: bool = True) -> bytes:
 
 @contextlib.contextmanager
 def archive(path: Path, checksum: str, own: str) -> Iterator[BinaryIO]:
-    """The opened file, once its md5 is found to be `checksum`. `own`: what to do with one that the user has packed."""
+    """The open file, after its md5 was compared with `checksum`. `own`: for the message, what users do with an archive
+    that they packed themselves."""
     try:
         with path.open("rb") as file:
             digest = hashlib.md5(usedforsecurity=False)

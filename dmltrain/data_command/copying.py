@@ -1,8 +1,8 @@
-"""Copies each worker's part to the worker's host through the system's ssh; an interrupted copy goes on where it ended.
+"""Copies each worker's part to the worker's host by the system's ssh; an interrupted copy continues where it ended.
 
 `dmltrain-launch --plan` says on which host each worker will run and how SSH reaches it. The host needs a shell,
-cat, ls, wc and sha256sum. A copy gets its name once its sha256 is that of the file here. It goes only to a folder in
-which no other user can put something in its place: a link, or a file of theirs that they change after the check.
+cat, ls, wc and sha256sum. A copy gets its final name when its sha256 equals that of the local file. It goes only to a
+folder in which no other user can replace it: by a link, or by a file of theirs that they change after the check.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def copy(target: RemoteCopy) -> None:
 
 
 def _last_word(target: RemoteCopy, output: str) -> str:
-    """WHOLE, or the size of what is there; a start-up file may print something before. UserError: neither is there. So
-    another program ran, which would take the file for commands."""
+    """The last word of the output: WHOLE, or the size of the part that the host has. A start-up file may print before
+    it. UserError: it is neither, so no shell ran; another program would take the file's bytes for commands."""
     last = output.split()[-1:]
     if last and (last[0] == WHOLE or last[0].isdecimal()):
         return last[0]

@@ -74,8 +74,8 @@ class Packing:
             return True
 
     def fingerprint(self) -> str:
-        """Equal for two runs of the same images with the same options. Broken images may have been replaced between
-        them, so the images' content does not count."""
+        """A text that is equal for two runs with the same images and options. The content of images does not count,
+        because the user may have replaced broken ones between the runs."""
         digest = hashlib.sha256(" ".join(map(str, self.order)).encode())
         for index in self.order[:: max(1, len(self.order) // COMPARED)]:
             digest.update(self.reader.where(index).encode("utf-8", "surrogateescape"))

@@ -108,7 +108,7 @@ def problem(reader: Reader, num_classes: int | None, index: int, several_labels:
 def _examined(
     reader: Reader, num_classes: int | None, index: int, several_labels: bool = False
 ) -> tuple[str, float | None]:
-    """The same, and the label if it is good or the only problem."""
+    """What `problem` returns, and the label if it is good or the only problem."""
     try:
         record = reader.read(index)
     except UserError as error:

@@ -14,7 +14,7 @@ from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.experiment.program import CHECK, Program
 
-SECONDS = 300.0  # a thousand command lines take ten
+SECONDS = 300.0  # time limit; a thousand command lines take ten
 Words = tuple[str, ...]
 
 
@@ -47,7 +47,7 @@ def ask(program: Program, lines: Sequence[Words], seconds: float = SECONDS) -> d
 
 
 def parse(output: str, count: int) -> list[Mapping[str, Any]] | None:
-    """The answers in what the program printed; None if they are not there."""
+    """The answers in the program's output; None if it has none."""
     for line in output.splitlines():
         if line.startswith(f"{CHECK} "):
             try:

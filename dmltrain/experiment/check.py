@@ -42,7 +42,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What is checked, and how the world is asked. gpus(): of this machine, None if unknown. free(path): bytes."""
+    """What is checked, and functions for what is outside of this program. gpus(): how many this machine has, None if
+    unknown. free(path): free bytes of its file system."""
 
     experiment: Experiment
     program: Program
@@ -54,7 +55,7 @@ class CheckRequest:
 
 
 def check(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> CheckResult:
-    """Everything about these cells; `answers_of`: the program's answers to their command lines."""
+    """All problems of these cells. `answers_of`: command line -> the program's answer to it."""
     problems = [
         *_options(cells, answers_of),
         *_places(asked, cells),
@@ -145,7 +146,7 @@ def _is_here(asked: CheckRequest, cell: Cell) -> bool:
 
 
 def _data(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
-    """Files of data that are named and not there. Data sets by name are downloaded when they are needed."""
+    """Data files that options name and that do not exist. Data sets by name are downloaded when they are needed."""
 
     def pairs() -> Iterator[tuple[str, Cell]]:
         for cell in cells:
@@ -162,7 +163,7 @@ def _data(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> It
 
 
 def _disk(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
-    """File systems on which logs and checkpoints have no room."""
+    """File systems that have too little space for logs and checkpoints."""
     needs: dict[Path, int] = {asked.folder: 0}
     for cell in cells:
         processes = cell.workers + (cell.workers if cell.servers is None else cell.servers) + 2

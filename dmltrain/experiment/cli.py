@@ -35,7 +35,7 @@ from dmltrain.experiment.run import RunContext, Runner, RunReports, to_run
 from dmltrain.experiment.store import Store
 from dmltrain.report.page import cli as page_program
 
-SHARE = 10  # the results are written while cells run, for at most a tenth of the time
+SHARE = 10  # writing results while cells run takes at most one part in so many of the time
 
 
 @printed()
@@ -108,7 +108,7 @@ def _only_shows(arguments: argparse.Namespace) -> bool:
 
 
 def _ask(count: int, arguments: argparse.Namespace) -> None:
-    """UserError unless the user wants so many cells."""
+    """Ask the user before many cells are run. UserError: the user does not want so many."""
     if count <= MOST_CELLS or arguments.yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -141,7 +141,7 @@ def _status(work: Work) -> int:
 
 
 def _say_difference(work: Work) -> None:
-    """A folder of another file, or of another --set, has no cell that is done: say why."""
+    """If the folder has results of another file or another --set, none of the cells is done: say why."""
     difference = work.store.difference(work.experiment, work.cells.all)
     if difference:
         say(f"note: {difference}")
@@ -228,7 +228,7 @@ def _announce(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> N
 
 
 def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
-    """UserError with all problems of these cells."""
+    """The program's answers for these cells. UserError lists all problems of the cells."""
     answered = answers.ask(work.program, [cell.words for cell in todo])
     asked = CheckRequest(
         work.experiment,
@@ -274,13 +274,13 @@ class _Writer:
             _write(self.work, self.work.results(), page=False)
         except store.DiskFull:
             raise
-        except UserError:  # it is reported at the end; the cells run on
+        except UserError:  # the last call of _write reports it; until then the cells run on
             pass
         self.next = self.clock() + SHARE * (self.clock() - began)
 
 
 def _write(work: Work, results: Sequence[Result], page: bool) -> None:
-    """Write the results; at the end also the page."""
+    """Write the tables and plots. page: also report.html, which its program prints the path of."""
     folder = work.store.folder
     with store.disk(folder):
         notes = tables_and_plots.write(folder, work.experiment, results)

@@ -21,7 +21,7 @@ from dmltrain.experiment.result import DONE, Result
 MEASURE = "DMLTRAIN_MEASURE"
 MEASURE_SECONDS = 2.0  # of steps
 LONGEST = 600.0  # s, of one measurement: a large network on a slow machine needs a while for its first step
-START_SECONDS = 4.0  # of a job until its first step, and from its last one to its end; two cores, PyTorch
+START_SECONDS = 4.0  # of a job before its first step and after its last one; measured with PyTorch on two cores
 EXAMPLES = {"cifar10": 50_000, "mnist": 60_000, "digits": 1_437}  # of training
 # Options that do not change the time of a step.
 INDIFFERENT = (
@@ -33,14 +33,14 @@ INDIFFERENT = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one cell; seconds None: not known. basis: what it rests on."""
+    """The expected time of one cell; seconds None: not known. basis: from what it is estimated."""
 
     seconds: float | None
     basis: str
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
-    """Cells that differ in their seed only have the same."""
+    """A key that is the same for cells that differ in their seed only."""
     return tuple((name, value) for name, value in cell.settings.items() if name != SEED)
 
 
@@ -54,7 +54,7 @@ def from_done(cells: Sequence[Cell], results: Sequence[Result]) -> dict[tuple[An
 
 
 def quick(cell: Cell, done: Mapping[tuple[Any, ...], float]) -> float | None:
-    """Seconds of a cell while others run: those of its row, else the mean of all rows that are done."""
+    """The expected seconds of a cell, for the progress line: those of its row, else the mean of all rows so far."""
     if not done:
         return None
     return done.get(key(cell), sum(done.values()) / len(done))
@@ -80,7 +80,7 @@ def estimate(
 
 
 def number_of_steps(cell: Cell, options: Mapping[str, Any]) -> int | None:
-    """Of the whole run."""
+    """The number of steps of the whole run."""
     if isinstance(options.get("max_iter"), int):
         return int(options["max_iter"])
     examples = options.get("num_examples") or EXAMPLES.get(str(options.get("dataset")))

@@ -1,4 +1,4 @@
-"""A cell's launcher as a process of its own, and what it says when it fails."""
+"""Starts the launcher of a cell as a process, and reads from its files why it failed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a launcher that ends its job when this process ends, however it ends. Its output goes to OUTPUT.
+    """Start a launcher that ends its job when this process ends, also after kill -9. Its output goes to OUTPUT.
 
-    A group of its own: Ctrl-C of the terminal reaches this process only, which passes it on."""
+    It is in a process group of its own. So Ctrl-C in the terminal reaches this process only, which passes it on."""
     parent = os.getpid()
 
     def follow() -> None:
@@ -48,7 +48,7 @@ def start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def end_what_is_left(launcher: str, folder: Path) -> None:
-    """End the processes of a job whose launcher was killed: agents do so within 10 s, and this waits for it."""
+    """End the processes of a job whose launcher was killed: `dmltrain-launch --kill` waits until they are gone."""
     if (folder / JOB).exists():
         command = [launcher, "--kill", str(folder)]
         try:
@@ -97,7 +97,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _message(text: str) -> str:
-    """The launcher's error, or the last thing that it said."""
+    """The launcher's error message, or the last line that it printed."""
     lines = [line.removeprefix(NAME) for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return next(iter(errors), lines[-1] if lines else "").removeprefix("error: ")
@@ -129,7 +129,7 @@ def _log(text: str, shown: str) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """Which host runs which roles. `error`: why there is no place for them."""
+    """Which host runs which roles. `error`: why the processes cannot be placed; "" if they can."""
 
     roles: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (host, its roles), by host
     error: str = ""

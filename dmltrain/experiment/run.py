@@ -1,7 +1,7 @@
-"""Runs cells: starts their launchers, waits for their ends, and stores what became of them.
+"""Runs cells: starts their launchers, waits until they end, and stores how they ended.
 
-One loop, one thread. A signal ends the running cells, which stay pending. A full disk ends the experiment, because
-each further cell would fail as well; the cell that noticed it stays pending.
+All is in one loop of one thread. A signal ends the running cells, which stay pending. A full disk ends the experiment,
+because each further cell would fail as well; the cell that found the disk full stays pending.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunReports:
-    """What the run tells while it goes on. started(cell), ended(cell, result, seconds) and between(), when there is
-    time for a look at the results."""
+    """Functions that the run calls: started(cell), ended(cell, result, seconds), and between() after cells ended."""
 
     started: Callable[[Cell], None]
     ended: Callable[[Cell, Result, float], None]
@@ -113,7 +112,7 @@ class Runner:
         self.running.append(Running(cell, launch.start(setting.command(cell, words), folder), self.clock()))
 
     def _end_some(self) -> bool:
-        """Take the launchers that have ended. Returns whether there were any."""
+        """Handle the launchers that have ended. Returns whether there were any."""
         ended = [running for running in self.running if running.process.poll() is not None]
         for running in ended:
             self.running.remove(running)

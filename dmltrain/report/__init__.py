@@ -9,7 +9,7 @@
     summary   a run -> one row for it: COLUMNS; measured has its values over workers and epochs
     series    a run -> points over epochs, iterations or time; stamp has the times of lines
     table     a run -> one cell per epoch and value: the mean, maximum or last of all workers
-    text      tables -> markdown, CSV, JSON, tabs; tables that are too wide in parts
+    text      tables -> markdown, CSV, JSON, tabs; a table that is too wide becomes several
     style     the style of all plots
     plot      tables -> a plot
     summary_text  rows of the summary -> markdown, CSV, JSON, tabs

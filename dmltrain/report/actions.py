@@ -1,4 +1,4 @@
-"""What dmltrain-parse can do with logs. An action reads them and returns what to print; it prints nothing itself."""
+"""The actions of dmltrain-parse. An action reads logs and returns what to print; it prints nothing itself."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def epochs(given: argparse.Namespace) -> ActionResult:
     if given.plot:
         faults = faults + _plotted(runs, given)
     notes += [note for run in runs for note in run.notes]
-    if given.format != "json":  # which has all metrics
+    if given.format != "json":  # JSON has all metrics, whichever were asked for
         notes += asked.notes(tables, given.metric_names)
     return ActionResult(text, notes, faults + unplaced)
 
 
 def _tables(runs: Sequence[Run], aggregate: str, x: str | None) -> tuple[list[Table], list[str]]:
-    """Tables and faults; without the runs that do not say `x`."""
+    """The tables, and faults for the runs whose logs do not have the axis `x`."""
     tables, faults = [], []
     for run in runs:
         try:
@@ -55,7 +55,7 @@ def _tables(runs: Sequence[Run], aggregate: str, x: str | None) -> tuple[list[Ta
 
 
 def _shown(tables: Sequence[Table], given: argparse.Namespace) -> tuple[str, list[str]]:
-    """The text of the tables, and notes on its form."""
+    """The text of the tables, and notes on its layout."""
     text, limit = FORMATS[given.format](tables, given.metric_names), width(given.wide)
     if given.format != "markdown" or limit is None:
         return text, []

@@ -1,4 +1,4 @@
-"""What is said about metrics that were asked for and that the logs do not have: which ones they have."""
+"""Notes on metrics that the user asks for and that the logs do not have: which ones they have."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MOST = 8  # names in a note
 
 
 def notes(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
-    """A note for each run whose table has dashes only, and on names that no run has, which are probably typing errors.
-    Without a GPU a log has a part of `usage`."""
+    """A note for each run whose table would have dashes only, and for each name that no run has: probably a typing
+    error. The names of the group `usage` are no errors: without a GPU a log has only some of them."""
     with_epochs = [(table, _keys(table)) for table in tables if table.rows]
     every = set[str]().union(*(keys for _, keys in with_epochs))
     dashes = {table.run.log: _has(keys) for table, keys in with_epochs if not any(_of(name) & keys for name in names)}
@@ -27,7 +27,7 @@ def notes(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
 
 
 def _keys(table: Table) -> set[str]:
-    """Those that have values; a table also has the main ones."""
+    """The keys that have values; the keys of a table include the main ones also without a value."""
     return {key for values in table.run.epochs.values() for key in values}
 
 

@@ -57,7 +57,7 @@ class Follower:
     _attempt: int = 0
 
     def poll(self, end: bool = False) -> FollowedJob | None:
-        """The state, or None if nothing was appended. end: nothing will be."""
+        """The state, or None if nothing was appended. end: nothing will be appended any more."""
         attempt = self.job.attempt
         if attempt != self._attempt:
             self._attempt = attempt
@@ -159,10 +159,12 @@ def follow(
 
 
 def _states(follower: Follower, clock: Callable[[], float], sleep: Callable[[float], None]) -> Iterator[FollowedJob]:
-    """Each new state of a job; the last one when it has ended."""
+    """Each new state of a job, until it has ended."""
     last = float("inf")
     while True:
-        over = follower.job.unlocked or clock() > last  # before reading: what was written until then is read
+        over = (
+            follower.job.unlocked or clock() > last
+        )  # before reading: then a job that has ended has written all
         if state := follower.poll(end=over):
             yield state
         if over:

@@ -1,8 +1,8 @@
 """The job whose logs are followed: where the logs of its newest attempt are, its workers, and whether it has ended.
 
 `dmltrain-launch` describes a job in its log folder's job.json and sets `ended` there just before the logs are complete.
-It locks the folder until they are, so a job that has not ended and has no lock has lost its launcher. The logs of
-restart N are in restart-N/.
+It locks the folder until they are complete. So a job that has not ended, and whose folder is not locked, has lost its
+launcher. The logs of restart N are in restart-N/.
 """
 
 from __future__ import annotations

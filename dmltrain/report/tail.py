@@ -49,13 +49,13 @@ class Tail:
         return True
 
     def end(self) -> None:
-        """The log is complete: also its last line counts if it has no end."""
+        """The log is complete: its last line counts, also without a line end."""
         for block in self._splitter.end():
             self._head.feed(block)
             self._workers.feed(block)
 
     def runs(self) -> Sequence[FileValues]:
-        """The runs; what is read later does not change them."""
+        """The runs so far, as copies: later calls of `read` do not change them."""
         return copy.deepcopy(self._workers.runs()[0])
 
     def head(self) -> bytes:

@@ -30,7 +30,7 @@ def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
 
 
 def as_markdown(grid: Iterable[Sequence[str]]) -> str:
-    """A table from headings and lines."""
+    """A Markdown table from headings and lines."""
     return joined("| " + " | ".join(map(escaped, line)) + " |\n" for line in _with_rule(grid))
 
 
@@ -50,7 +50,7 @@ def joined(pieces: Iterable[str]) -> str:
 
 
 def escaped(cell: str) -> str:
-    """Neither the end of a cell nor HTML."""
+    """The text for a Markdown cell: it neither ends the cell nor is HTML."""
     return cell.replace("|", r"\|").replace("<", "&lt;")
 
 
@@ -151,7 +151,7 @@ class _Column:
 
 
 def grid(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = None) -> Grid:
-    """Headings and lines of the table of all runs with epochs; [] if there is none. show: numbers as texts."""
+    """Headings and lines of the table of all runs with epochs; [] if there is none. show: number -> text."""
     return list(lines(tables, metrics, show))
 
 
@@ -239,8 +239,8 @@ def labels(tables: Sequence[Table]) -> list[str]:
 
 
 def panels(tables: Sequence[Table], metrics: Sequence[str], width: int) -> str:
-    """One Markdown table for each run with epochs, with the run's name above it; no line is longer than `width`, unless
-    a single column is."""
+    """One Markdown table, or several below each other, for each run with epochs, with the run's name above it. Lines
+    have at most `width` letters, if single columns do."""
     tables = [table for table in tables if table.rows]
     names = [f"{escaped(name)}:\n\n" if len(tables) > 1 else "" for name in labels(tables)]
     return "\n".join(

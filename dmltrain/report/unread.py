@@ -1,4 +1,4 @@
-"""Why a log has no epoch: which program's log it looks like, and which of its lines were not understood.
+"""Explains why a log has no epoch: which program's log it looks like, and which of its lines were not understood.
 
 It reads the blocks of the whole log until one has a value; memory is bounded for every content.
 """

@@ -59,7 +59,7 @@ class Devices:
         return GpuUse(sum(busy) / len(busy) if busy else None, sum(memory) if memory else None)
 
     def _each(self, read: Callable[[Any], float]) -> list[float]:
-        """The values of all GPUs; [] if one has none: a part of a GPU (MIG) has no utilisation."""
+        """The values of all GPUs; [] if one GPU has no value: a part of a GPU (MIG) has no utilisation."""
         try:
             return [read(handle) for handle in self._handles]
         except self._nvml.NVMLError:

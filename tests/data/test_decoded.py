@@ -216,11 +216,11 @@ class Touched:
     def __len__(self):
         return self.count
 
-    def room(self, count):
+    def new_images(self, count):
         return np.empty((count, 1, 1, 1), np.uint8)
 
-    def training(self, samples, words, room=None):
-        return room, samples
+    def training(self, samples, words, out=None):
+        return out, samples
 
     def touch(self, index):
         self.touched.append(index)

@@ -25,15 +25,15 @@ PIECE = 1 << 20  # words that `argsort` changes at once
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int, first: int = 0) -> Array:
-    """The permutation of the epoch, int64 (num_examples,): the sample at each position. `first`: of the stream of
-    random words, for workers that permute samples of their own."""
+    """The permutation of the epoch, int64 (num_examples,): the sample at each position. `first`: the first random word
+    of the epoch's stream that is used; workers that permute samples of their own use different words."""
     # Not by Generator.permutation: see random_bits.py.
     return _permutation(num_examples, seed, epoch, random_bits.ORDER, first)
 
 
 def chunk_order(num_examples: int, seed: int, epoch: int, first: int = 0) -> Array:
-    """A permutation for disks that hate seeks: chunks of consecutive samples in random order, and each window of some
-    chunks shuffled. A window has samples of a few places of the disk only."""
+    """A permutation for disks with slow seeks: chunks of consecutive samples in random order, and the samples of each
+    window of some chunks shuffled. So the samples of a window lie in a few places of the disk."""
     chunks = _permutation(-(-num_examples // CHUNK), seed, epoch, random_bits.CHUNKS, first)
     order, filled = np.empty(num_examples, np.int64), 0
     for start in (chunks * CHUNK).tolist():
@@ -48,7 +48,7 @@ def chunk_order(num_examples: int, seed: int, epoch: int, first: int = 0) -> Arr
 
 
 def _permutation(count: int, seed: int, epoch: int, purpose: int, first: int) -> Array:
-    """What words first to first + count - 1 of the stream make of 0 to count - 1."""
+    """The permutation of 0 to count - 1 by the random words `first` to `first` + count - 1 of the stream."""
 
     def word(index: int) -> int:
         return int(random_bits.words_from(first + index, 1, seed, epoch, purpose)[0])

@@ -1,4 +1,4 @@
-"""Indexes that are expensive to make, kept in a file of their own: facts as one line of JSON, then arrays of numbers.
+"""Indexes that are expensive to compute are stored in a file: facts as one line of JSON, then arrays of numbers.
 
 The line also has the name, type and length of each array. The bytes of the arrays follow in that order.
 """

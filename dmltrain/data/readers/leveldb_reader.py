@@ -1,8 +1,8 @@
 """Caffe's LEVELDB: a folder with CURRENT and tables, whose values are Datums.
 
-LevelDB lets one process open a database, writes into it whenever it opens it, and knows neither how many records there
-are nor a way to read only. So each process opens a folder of its own, with links to the tables and copies of the few
-other files. The keys are read once, with all of the database, and what they are is kept beside it.
+LevelDB lets only one process open a database, writes to it whenever it opens it, and has neither a read-only mode nor
+the number of records. So each process opens a folder of its own, with links to the tables and copies of the few other
+files. The keys are read once, which reads the whole database, and are stored beside it.
 """
 
 from __future__ import annotations

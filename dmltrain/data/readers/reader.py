@@ -1,4 +1,4 @@
-"""What every reader of a format gives: records by number, in any order, for several threads at once."""
+"""The interface of readers: records by number, in any order, for several threads at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmltrain.base.arrays import Array
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One sample as it is stored. Classification uses its only label."""
+    """One sample as it is stored. Classification needs records with one label."""
 
     labels: Array  # float32 (L,), L >= 1
     image: bytes | Array  # an encoded file, or pixels uint8 (H, W, 3) RGB

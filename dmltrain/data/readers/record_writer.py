@@ -1,7 +1,7 @@
 """Writes a .rec and its .idx, byte for byte as MXNet's MXIndexedRecordIO does.
 
-The records go to a file with the suffix .part, which gets its name when it is whole. A writer that was killed leaves
-it, and the next one can go on after its last whole record.
+The records go to a file with the suffix .part, which is renamed when it is complete. A killed writer leaves it, and the
+next one can continue after its last complete record.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def _words(name: str, value: Value) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cells:
-    """All cells of an experiment, in the order in which they run. `merged`: combinations that were the same as one."""
+    """All cells of an experiment, in the order in which they run. `merged`: how many combinations were left out because
+    a cell has the same values."""
 
     all: tuple[Cell, ...]
     merged: int = 0
@@ -68,7 +69,7 @@ def cells(experiment: Experiment, flags: Collection[str] | None) -> Cells:
 
 
 def cell_id(settings: Settings) -> str:
-    """A name for a folder: num-layers=50,devices=2,seed=0. It depends on the settings only, and differs for others."""
+    """A name for a folder: num-layers=50,devices=2,seed=0. Each combination of settings has another one."""
     parts = [(dashed(name), as_text(value)) for name, value in settings.items()]
     text = ",".join(f"{name}={value}" for name, value in parts)
     safe = re.sub(r"[^A-Za-z0-9=,._+-]", "-", text)[:LONGEST_ID]
@@ -101,7 +102,7 @@ def _cell(experiment: Experiment, settings: Settings, known: Collection[str] | N
 
 
 def _set(values: dict[str, Value], name: str, value: Value, fixed: bool) -> None:
-    """Give a variable's value to the option of its name, unless the file computes it or leaves it out."""
+    """Set the option of the variable's name to its value, unless the file computes that option or leaves it out."""
     if fixed or name not in values:
         values[name] = value
 

@@ -94,8 +94,8 @@ def parse(text: str) -> Expression:
 
 
 def found_in(value: object, variables: frozenset[str]) -> Expression | None:
-    """The expression that a value of the file is: a text that parses as one with at least one name, all of them names
-    of variables. None for all other values."""
+    """The expression in a value of the file: a text that can be parsed and has names, all of them those of variables.
+    None for all other values."""
     if not isinstance(value, str):
         return None
     try:
@@ -109,7 +109,7 @@ BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
 def names_in(text: str, variables: frozenset[str]) -> frozenset[str]:
-    """The variables in the braces of a text, `cpu:{devices}`. UserError for a name that is none."""
+    """The variables in the braces of a text, such as `cpu:{devices}`. UserError for a name that is no variable."""
     names: frozenset[str] = frozenset()
     for match in BRACES.finditer(text):
         expression = _in_braces(match)

@@ -1,4 +1,4 @@
-"""An experiment file -> its value, as its section `small` and the command line change it. The format:
+"""Reads an experiment file to a value, with the changes by its section `small` and by the command line. The format:
 docs/experiments.md."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dmltrain.experiment.plan.grid import needs
 from dmltrain.experiment.plan.read_yaml import MOST_BYTES, Content, read
 from dmltrain.experiment.plan.sections import NAME, SECTIONS, SMALL, Sections, check_names, dashed
 
-MOST_FILES = 4  # of which each extends the next
+MOST_FILES = 4  # in a chain in which each file extends the next one
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 
 
@@ -65,7 +65,7 @@ def _overridden(experiment: Experiment, words: Sequence[str]) -> Experiment:
 
 
 def _content(data: bytes, path: Path, depth: int = 1) -> Content:
-    """What the file says, with what it has from a file that it extends."""
+    """The content of the file, with what it inherits from a file that it extends."""
     content = read(data, str(path))
     if not isinstance(content.value, dict):
         raise content.error((), f"expected sections such as `program: train.py`: {', '.join(SECTIONS)}")
@@ -113,7 +113,8 @@ def _small(content: Content, whole: Experiment) -> Experiment | None:
 def overridden(experiment: Experiment, words: Iterable[str]) -> Experiment:
     """The experiment with the entries of `options` and `launch` that the words give. UserError for one that cannot be.
 
-    Values are written and computed as in the file. Names that no program knows are found with those of the file.
+    Values are written and computed as in the file. Options that the program does not have are reported later, together
+    with those of the file.
     """
     for word in words:
         name, value = _entry(word)
@@ -131,7 +132,7 @@ def overridden(experiment: Experiment, words: Iterable[str]) -> Experiment:
 
 
 def _decides(experiment: Experiment, value: Value, word: str) -> bool:
-    """Whether an entry counts in cells with a variable of its name, as in the file."""
+    """Whether an entry decides the option although a variable has its name: it computes the option or leaves it out."""
     try:
         return value is None or bool(needs(value, frozenset(experiment.variables)))
     except UserError as error:

@@ -1,6 +1,7 @@
 """The grid of an experiment: the values of all variables, for each cell. Pure.
 
-A value of a variable may be an expression of others, so each combination is evaluated in the order of their needs.
+The value of a variable may be an expression of other variables. So each combination evaluates a variable after those
+that it needs.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ Settings = Mapping[str, Value]  # by name with underscores, in the order of the 
 
 
 def combinations(experiment: Experiment) -> int:
-    """How many there are before `where`; nothing is made."""
+    """The number of combinations before `where`, computed without them."""
     grids = (math.prod(len(axis.rows) for axis in grid) for grid in experiment.grids)
     return sum(grids) * max(1, len(experiment.seeds))
 
 
 def settings(experiment: Experiment) -> tuple[list[Settings], int]:
-    """Of each cell, and how many were left out because another has the same. All cells of the first seed come first,
-    so that the whole table is there before it is repeated. UserError for a grid without cells, or with too many."""
+    """The settings of each cell, and how many were left out because another cell has the same.
+
+    All cells of the first seed come first, so that the whole table is there before it is repeated. UserError for a grid
+    without cells, or with too many.
+    """
     total = combinations(experiment)
     if total > MOST_COMBINATIONS:
         raise experiment.error(("grid",), f"it has {total} combinations: expected at most {MOST_COMBINATIONS}")

@@ -1,4 +1,4 @@
-"""--only: which cells are meant. Pure."""
+"""--only: the cells that the user chooses. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _has(cell: Cell, wanted: dict[str, str]) -> bool:
 
 
 def _same(own: str, value: str) -> bool:
-    """0.10 is 0.1."""
+    """Whether a text means this value: 0.10 is the same as 0.1."""
     try:
         return own == value or float(own) == float(value)
     except ValueError:

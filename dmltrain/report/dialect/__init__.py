@@ -24,8 +24,8 @@ class Dialect(Protocol):
     sign: ClassVar[bytes]  # a pattern of lines that only these programs write, also without a value
 
     def feed(self, block: Block) -> bool:
-        """Read the next block of a file; True if later dialects can skip it, because this one has found a run by now,
-        or has the file's header. A mark alone is not enough: what is read would depend on where blocks end."""
+        """Read the next block of a file. True if later dialects can skip it, because this one has found a run by now,
+        or the file's header. A mark alone is not enough: then the result would depend on where blocks end."""
 
     def runs(self) -> list[FileValues]:
         """The runs in the file, after its last block."""

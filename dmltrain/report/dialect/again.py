@@ -1,7 +1,7 @@
-"""An epoch that a log has twice without going back: a program was started again at the epoch which it was in.
+"""Tells starts apart in a log whose epochs do not go back: a program was started again in the epoch where it ended.
 
-Then this epoch has more values than the others. Several workers that do not name themselves also write several values,
-but in each epoch, and mostly by turns: the second value of one metric stands before the first one of another.
+Then this epoch has more values than the others. Several workers whose lines do not name them also write several values.
+But they do so in each epoch, and mostly by turns: the second value of one metric is before the first one of another.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dmltrain.report.runs.run import Values
 
 Seen = Mapping[tuple[int, int], int]  # epoch and number of values -> metrics known when the first one had more values
 
-_FEW = 3  # epochs; with more of them starts that each go on after one epoch are improbable
+_FEW = 3  # epochs; with more of them, it is improbable that each was interrupted and started again
 _DOUBT = "epoch {} has several values of {}: read as those of several workers, but they may be of several starts"
 
 
 def parts(start: LogSection, workers: int, seen: Seen) -> list[LogSection]:
-    """The starts in what seems to be one. workers: 0 if they do not name themselves."""
+    """The starts in a section that seems to have one. workers: how many the lines name; 0 if they name none."""
     epochs = start.values.epochs
     if not seen:  # no value is there twice
         return [start]
@@ -40,7 +40,7 @@ def parts(start: LogSection, workers: int, seen: Seen) -> list[LogSection]:
 
 
 def _begun_at(epoch: int, start: LogSection, usual: Mapping[str, int], seen: Seen) -> list[LogSection]:
-    """The starts that were in this epoch. Of the values of their last batches only those of the last one are known."""
+    """The starts that trained this epoch. Of their last batches, only the values of the last start's are known."""
     batch = start.values.snapshots.get(epoch, {}).keys()
     first, last = _cut(start, epoch, usual, seen)
     between = list[LogSection]()
@@ -71,7 +71,7 @@ def _usual(epochs: Mapping[int, Values], workers: int) -> dict[str, int]:
 
 
 def _commonest(counts: Counter[int]) -> int:
-    """The least of the most frequent ones."""
+    """The most frequent number; the smallest if several are."""
     return min(number for number in counts if counts[number] == max(counts.values()))
 
 
@@ -87,7 +87,7 @@ def _is_again(epoch: int, start: LogSection, usual: Mapping[str, int], workers: 
 
 
 def _doubted(start: LogSection, seen: Seen) -> LogSection:
-    """With a note if the few epochs do not show that several workers wrote by turns."""
+    """The section, with a note if it has few epochs and they do not show that several workers wrote by turns."""
     epochs = start.values.epochs
     if len(epochs) > _FEW or any(seen.get((epoch, 1), len(values)) < len(values) for epoch, values in epochs.items()):
         return start
@@ -100,7 +100,7 @@ def _with(start: LogSection, note: str) -> LogSection:
 
 
 def _cut(start: LogSection, epoch: int, usual: Mapping[str, int], seen: Seen) -> list[LogSection]:
-    """The starts before and from the last one at `epoch`."""
+    """The section in two: until the last start in `epoch`, and from it on."""
     values_of_start = start.values
     earlier, last = dict[str, "array[float]"](), dict[str, "array[float]"]()
     known, most = 0, max(map(len, values_of_start.epochs[epoch].values()))

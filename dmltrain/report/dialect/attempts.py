@@ -1,8 +1,9 @@
 """Several starts of a training in one log -> runs. Values of different starts are never mixed.
 
-A start whose first epoch (or iteration) is not after that of the run before is a run of its own. A later one goes on
-with the run: what followed its first epoch before is left out, with a note. Workers whose lines do not name them may
-also write epochs that go back: they are told from starts by how often each epoch has its values.
+A start is a new run if its first epoch (or iteration) is not after the first one of the run before. Otherwise it
+continues that run: the run's earlier values from that epoch on are left out, with a note. If several workers write to a
+log and their lines do not name them, epochs may go back as well. How often each epoch has its values tells the cases
+apart.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dmltrain.report.runs.stamp import Clock
 
 @dataclass(frozen=True)
 class LogSection:
-    """What a log has from one start to the next. first: the first epoch or iteration that it says. began: seconds from
-    the log's first line to its first one, None without times. spoken: a line may only have spoken of that epoch."""
+    """The part of a log from one start to the next. first: its first epoch or iteration. began: seconds from the log's
+    first line to the first one of this part; None without times. spoken: a line may only mention the epoch `first`."""
 
     first: int
     values: FileValues
@@ -26,7 +27,7 @@ class LogSection:
     spoken: bool = True
 
     def settled(self, clock: Clock) -> LogSection:
-        """The same with times that are final."""
+        """A copy with the final times, which are known after the last block of the log."""
         times = ((epoch, clock.settled(seconds)) for epoch, seconds in self.values.elapsed.items())
         elapsed = {epoch: seconds for epoch, seconds in times if seconds is not None}
         notes = tuple(dict.fromkeys((*self.values.notes, *clock.notes())))
@@ -39,7 +40,7 @@ class LogSection:
 
 
 def runs(starts: Sequence[LogSection], named: bool) -> list[FileValues]:
-    """The runs of a log's starts. named: lines say whose they are, or the log is one writer's."""
+    """The runs of a log's starts. named: the lines name their worker, or the log has one writer."""
     starts = _without_mentions(starts)
     if len(starts) > 1 and not named and _interleaved(starts):
         starts = [_joined(starts)]
@@ -55,7 +56,7 @@ def runs(starts: Sequence[LogSection], named: bool) -> list[FileValues]:
 
 
 def _without_mentions(starts: Sequence[LogSection]) -> list[LogSection]:
-    """The starts with values of their first epoch. Another line only spoke of that epoch."""
+    """The starts that have values of their first epoch. A start without them is only a line that mentions the epoch."""
     kept = list(starts[:1])
     for start in starts[1:]:
         is_late = bool(start.epochs) and _late(kept[-1], start)
@@ -69,21 +70,21 @@ def _without_mentions(starts: Sequence[LogSection]) -> list[LogSection]:
 
 
 def _goes_back(before: LogSection, start: LogSection) -> bool:
-    """Whether a start's values are of an epoch before the last one, or of the last one again."""
+    """Whether the first values of a start are of an epoch before the last one, or repeat values of the last one."""
     first, last = start.epochs[0], max(before.epochs, default=-1)
     again = start.values.epochs.get(first, {}).keys() & before.values.epochs.get(first, {}).keys()
     return first < last or (first == last and bool(again))
 
 
 def _late(before: LogSection, start: LogSection) -> bool:
-    """Whether a start is no more than late lines of an epoch, none of which came before."""
+    """Whether a start has nothing but late lines of one epoch, with values that the epoch did not have before."""
     (epoch, *others) = start.epochs
     new = start.values.epochs.get(epoch, {}).keys()
     return not others and bool(new) and not new & before.values.epochs.get(epoch, {}).keys()
 
 
 def _interleaved(starts: Sequence[LogSection]) -> bool:
-    """Whether several writers, who do not name themselves, are at different epochs."""
+    """Whether several workers, which the lines do not name, write to the log while they are in different epochs."""
     all_values = [start.values for start in starts]
     several = any(len(values) > 1 for values_of_start in all_values for values in values_of_start.epochs.values())
     if several and all(map(_is_in_sequence, all_values)):
@@ -103,8 +104,8 @@ def _interleaved(starts: Sequence[LogSection]) -> bool:
 
 
 def _is_in_sequence(section: FileValues) -> bool:
-    """Whether one writer seems to have written it: each metric once in an epoch, and no epoch is left out. Of several
-    epochs the first has several metrics."""
+    """Whether one worker seems to have written the section: each metric is there once in an epoch, and no epoch is left
+    out. If there are several epochs, the first one has several metrics."""
     epochs = sorted(section.epochs)
     once = all(_count(values) == 1 for values in section.epochs.values())
     whole = len(epochs) < 2 or len(section.epochs[epochs[0]]) > 1
@@ -116,7 +117,7 @@ def _count(values: Values) -> int:
 
 
 def _joined(starts: Sequence[LogSection]) -> LogSection:
-    """The values of all starts together, as of one with several workers."""
+    """The values of all starts together, as if they were one with several workers."""
     epochs: dict[int, Values] = {}
     snapshots, elapsed = dict[int, dict[str, float]](), dict[int, float]()
     for start in starts:
@@ -131,14 +132,14 @@ def _joined(starts: Sequence[LogSection]) -> LogSection:
 
 
 def _since(section: FileValues, began: float | None) -> FileValues:
-    """The same with times since this start."""
+    """A copy with times since this start, not since the log's first line."""
     if began is None:
         return section
     return replace(section, elapsed={epoch: round(seconds - began, 6) for epoch, seconds in section.elapsed.items()})
 
 
 def _gone_on(before: LogSection, start: LogSection) -> LogSection:
-    """The run that `start` goes on with. The pause between both is no time of the run."""
+    """The run `before` as `start` continues it. The pause between both does not count as time of the run."""
     old, new = before.values, _since(start.values, start.began)
     kept = {epoch: values for epoch, values in old.epochs.items() if epoch < start.first}
     snapshots = {epoch: values for epoch, values in old.snapshots.items() if epoch < start.first}
@@ -157,7 +158,7 @@ def _gone_on(before: LogSection, start: LogSection) -> LogSection:
 
 
 def again(unit: str, first: int) -> str:
-    """The note on a start that goes on from an epoch or iteration that the log has already."""
+    """The note on a start that continues a run from an epoch or iteration that the log has already."""
     return (
         f"{unit} {first} comes again, as after a restart: from there on the last start is shown, and what the one "
         "before had is left out"

@@ -37,11 +37,12 @@ _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and 
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
 _RANK = re.compile(rb"(?:Epoch|Iter|Iteration) ?\[\d{1,9}\] Rank ?\[(\d{1,6})\]")
 _NODE_HEAD = re.compile(rb"Node\[(?P<worker>\d{1,6})\][ \t]{0,4}\[?(?:Epoch|Iteration|Iter) ?\[?(?P<epoch>\d{1,9})\]")
-_MOST_TURNS = 100  # in a log; with more of them its writers do not name themselves
+_MOST_TURNS = 100  # in a log; more of them come from several workers whose lines do not name them
 _NEAR = 4096  # bytes before an epoch's last batch line to search for one with a metric, if a block has many epochs
 _FEW = 16  # epochs in a block; with more, one pass over all batch lines is faster than a search for each epoch's last
 _MOST_LINES = 100  # of one batch
-_LEAST_OF_SCALA, _MOST_OF_SCALA = 1e3, 1e8  # a whole number of milliseconds, where nothing else tells
+# Times of epochs that are whole numbers in this range are milliseconds, if neither log names nor line times tell.
+_LEAST_OF_SCALA, _MOST_OF_SCALA = 1e3, 1e8
 _MOST_CELLS = 10_000  # in the cache
 _SAME_BATCH = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\]")  # lines of one batch, each with a metric
 _SUMMARY = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\][ \t]+(?=Time cost=)")  # of an epoch, by Horovod's example
@@ -59,7 +60,8 @@ _UNNAMED = (b"train", b"training")  # gluoncv's `train=0.4676`: a metric without
 
 
 class _Form:
-    """One spelling of an epoch. marks: a block without any is not searched, a fast test that several forms share."""
+    """One spelling of an epoch in a line. marks: a block that has none of them is not searched. The test for a mark is
+    fast, because its result is cached and several forms have the same marks."""
 
     def __init__(
         self,
@@ -126,7 +128,8 @@ class MXNet:
 
 
 def _in_seconds(run: FileValues, scala: bool) -> FileValues:
-    """A run whose times are whole numbers: of Scala, in milliseconds. The times of the lines tell, else their size."""
+    """A run whose times of epochs are whole numbers, with times in seconds. Scala prints milliseconds. The log's names
+    of packages tell, else the times of the lines, else the size of the numbers."""
     times = {epoch: values["seconds"] for epoch, values in run.epochs.items() if "seconds" in values}
     if not times:
         return run
@@ -146,14 +149,14 @@ def _in_seconds(run: FileValues, scala: bool) -> FileValues:
 
 
 class _Turns:
-    """Where a log goes back to an earlier epoch, in lines of one worker if they name it."""
+    """Finds where a log goes back to an earlier epoch. If lines name their workers, each worker's epochs count."""
 
     def __init__(self) -> None:
         self._at: dict[bytes, int] = {}  # worker -> its epoch
         self._count = 0
 
     def split(self, block: Block) -> list[tuple[int | None, Block]]:
-        """The block in parts, each with the epoch that it goes back to."""
+        """The block in parts, each with the epoch that it goes back to; None: it does not go back."""
         if block.limit < len(block.data) or self._count >= _MOST_TURNS:
             return [(None, block)]
         patterns = _heads(block)
@@ -169,7 +172,7 @@ class _Turns:
         ]
 
     def _ascends(self, pattern: re.Pattern[bytes], data: bytes) -> bool:
-        """Whether no worker's epochs go back; nearly always."""
+        """Whether no worker's epochs go back, which is so in nearly all blocks: a fast test."""
         at, place = dict(self._at), pattern.groupindex
         for head, _ in groupby(pattern.findall(data)):
             worker, epoch = head[place["worker"] - 1], int(head[place["epoch"] - 1])
@@ -197,7 +200,7 @@ class _Turns:
 
 
 def _heads(block: Block) -> list[re.Pattern[bytes]]:
-    """What finds the epochs that the lines of a block name."""
+    """Patterns that find the epochs which the lines of a block name."""
     if block.holds(b"Node["):
         return [_NODE_HEAD]
     forms = _COMMON if block.holds(b"Epoch[") else _RARE
@@ -205,7 +208,7 @@ def _heads(block: Block) -> list[re.Pattern[bytes]]:
 
 
 class _Part:
-    """What a log has from one start to the next."""
+    """Reads the part of a log from one start to the next."""
 
     def __init__(self, clock: Clock, first: int | None = None, began: float | None = None, last: bytes = b"") -> None:
         self._first, self._began = first, began
@@ -242,7 +245,7 @@ class _Part:
         return own | self._read_listed(_GLUON, block)
 
     def starts(self) -> list[attempts.LogSection]:
-        """[] without values; several where an epoch was begun again."""
+        """The sections of this part: [] without values, several if an epoch was started again."""
         snapshots = {epoch: metrics for epoch, lines in self._batches.items() if (metrics := _metrics(lines))}
         if not self._epochs and not snapshots:
             return []
@@ -293,7 +296,7 @@ class _Part:
         return self._locate_batches(form, block) or lines > 0
 
     def _read_summaries(self, form: _Form, block: Block) -> int:
-        """Epoch lines that say `Batch`."""
+        """Read the values of an epoch in lines with `Batch`; returns how many lines have some."""
         matches = [
             (batch, _SUMMARY.match(block.data, batch.end() - len(b"Batch")))
             for batch in form.batch_line.finditer(block.data)
@@ -305,7 +308,7 @@ class _Part:
         )
 
     def _read_listed(self, form: _Form, block: Block) -> bool:
-        """Values of a validation in lines of their own."""
+        """Read the values of a validation that has a line for each; returns whether there are any."""
         if self._listing is None and not block.holds(b"alidation:"):
             return False
         read = False
@@ -345,7 +348,7 @@ class _Part:
         return bool(pairs)
 
     def _add(self, form: _Form, epoch: int, key: str, name: bytes, text: bytes) -> array[float]:
-        """Returns all values of this key in the epoch."""
+        """Add a value; returns all values of this key in the epoch."""
         self.forms.add(form)
         values = self._epochs.setdefault(epoch, {})
         cell = values.get(key)
@@ -403,7 +406,8 @@ class _Part:
         return False
 
     def _complete(self, form: _Form, pair: Pair) -> bool:
-        """Whether a value at the very end is complete: all other numbers of its name have as many decimals."""
+        """Whether a value is complete. One at the very end of a log is if all other numbers of its name have as many
+        decimals."""
         if not pair.at_end:
             return True
         decimals = len(pair.text.partition(b".")[2])
@@ -416,7 +420,8 @@ class _Part:
 
 
 def _last_values(run: FileValues, workers: int) -> FileValues:
-    """The same, each epoch with as many values as there are workers, if they are named; and a note on other values."""
+    """A copy in which each epoch has the last values, one for each worker, if the lines name the workers. A note says
+    where other values were left out."""
     repeated = [epoch for epoch, values in run.epochs.items() if max(map(len, values.values())) > workers]
     if not workers or not repeated:
         return run
@@ -434,7 +439,7 @@ def _last_values(run: FileValues, workers: int) -> FileValues:
 
 
 def _noted(run: FileValues) -> FileValues:
-    """The same, with a note if an epoch ends in the middle of its lines: its last batch, which stands in for the rest,
+    """A copy with a note if an epoch lacks some of its lines. The values of its last batch take their place, but they
     may be of another start."""
     for epoch, metrics in run.snapshots.items():
         own = run.epochs.get(epoch, {})
@@ -449,7 +454,8 @@ def _noted(run: FileValues) -> FileValues:
 
 
 def _pieces(block: Block) -> list[Block]:
-    """The block in parts where values would be read after others that follow them: order tells starts apart."""
+    """The block in parts, so that values are read in the order of the log: the order tells starts apart. A block with
+    lists of values or with summaries is cut after each, because these are read after the other lines of a part."""
     if block.limit < len(block.data) or not (block.holds(b"alidation:") or any(map(block.holds, _SUMMARIES))):
         return [block]
     data = block.data

@@ -28,8 +28,8 @@ from dmltrain.report.runs.run import Values
 Cells = Sequence[bytes]  # of a row or of a column
 
 _MOST_COLUMNS = 1000
-_CLOCK = 1e8  # seconds; a larger time is that of the clock
-_LEAST_OF_FIRST = 0.2  # seconds of an epoch, of those of the first with its start-up, where times are cumulative
+_CLOCK = 1e8  # seconds; a larger time is one of the clock, since 1970
+_LEAST_OF_FIRST = 0.2  # if times count from a start, a mean epoch takes at least this fraction of the first
 _MOST_NAMED = 5  # lines in a note
 _MOST_EPOCHS = 10**9  # a larger number is a time
 _EPOCH = re.compile(rb"\s*\+?(\d{1,18})(?:\.0*)?\s*")
@@ -185,7 +185,7 @@ class Epochs:
         self.repeated: list[int] = []  # epochs that came back
         self.rows = Rows(accept, b"poch")
         self._name = name
-        self._said: set[tuple[int, int]] = set()  # run and epoch whose training values are no numbers
+        self._not_numbers: set[tuple[int, int]] = set()  # run and epoch whose training values are no numbers
         self._columns: list[tuple[int, str]] = []  # place, key
         self._epoch_column = 0
         self._last = -1
@@ -207,15 +207,18 @@ class Epochs:
         return bool(self.rows.header)
 
     def values(self) -> list[dict[int, Values]]:
-        """The runs with numbers, after the last block, without what was tested or validated after them."""
+        """The runs that have numbers, after the last block. Tests and validations after the training are left out."""
         runs = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
         waiting = self._numbers([(cell,) for cell in self._waiting], 0, 1) if self._waiting else {}
         if self.runs and self._last in runs[-1] and waiting.keys() - {"step", "learning_rate"}:
             runs[-1][self._last] = runs[-1][self._last] | waiting
-        if self.rows.cut and self.runs and self._last in runs[-1]:  # what an earlier row said is no longer its value
+        if (
+            self.rows.cut and self.runs and self._last in runs[-1]
+        # A truncated cell replaces the value of an earlier row, and is no value itself.
+        ):
             runs[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
-        printed = [{epoch for part, epoch in self._said if part == number} for number in range(len(runs))]
-        return [_without_tests(run, names) for run, names in zip(runs, printed, strict=True) if run]
+        not_numbers = [{epoch for part, epoch in self._not_numbers if part == number} for number in range(len(runs))]
+        return [_without_tests(run, names) for run, names in zip(runs, not_numbers, strict=True) if run]
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the table."""
@@ -315,14 +318,14 @@ class Epochs:
         self.runs[-1].setdefault(epoch, {}).update(numbers)
         trained = [place for place, key in self._columns if trains(key)]
         if not any(map(trains, numbers)) and any(any(columns[place][start:end]) for place in trained):
-            self._said.add((len(self.runs) - 1, epoch))
+            self._not_numbers.add((len(self.runs) - 1, epoch))
         if self._step_column is None:
             rows = sum(any(columns[place][row] for place in trained) for row in range(start, end))
             counts = self._rows_of.setdefault(len(self.runs) - 1, Counter())
             counts[epoch] += rows + (is_known and epoch not in counts)
 
     def _again(self, epoch: int) -> None:
-        """Begin a new run, or the last one again at this epoch."""
+        """Begin a new run if this epoch is the last run's first one; else go back to this epoch in the last run."""
         if epoch == next(iter(self.runs[-1])):
             self.runs.append({})
         else:
@@ -343,14 +346,14 @@ class Epochs:
 
 
 def trains(key: str) -> bool:
-    """Whether a key is that of a metric which only training has."""
+    """Whether a key is of a metric that training has, and tests have not."""
     return key.startswith("train_") and not _BESIDE.fullmatch(key)
 
 
-def _without_tests(run: dict[int, Values], printed: set[int]) -> dict[int, Values]:
+def _without_tests(run: dict[int, Values], not_numbers: set[int]) -> dict[int, Values]:
     """The epochs of a run whose program went on to test or validate: rows after the last epoch that trained are no
-    epochs. The last epoch has what was called a test. said: epochs with training values that are no numbers."""
-    trained = printed | {epoch for epoch, values in run.items() if any(map(trains, values))}
+    epochs. The last epoch gets their values of tests. not_numbers: epochs whose training values are no numbers."""
+    trained = not_numbers | {epoch for epoch, values in run.items() if any(map(trains, values))}
     epochs, tests = sorted(run), dict[str, "array[float]"]()
     while len(epochs) > 1 and epochs[-1] not in trained and _is_beside(run, epochs, bool(trained)):
         tests = {key: numbers for key, numbers in run[epochs.pop()].items() if key.startswith("test_")} | tests
@@ -360,7 +363,7 @@ def _without_tests(run: dict[int, Values], printed: set[int]) -> dict[int, Value
 
 
 def _is_beside(run: dict[int, Values], epochs: Sequence[int], trained: bool) -> bool:
-    """Whether the last of these epochs, which has no training values, was no epoch. trained: others have some."""
+    """Whether the last of these epochs, which has no training values, is a test. trained: others have some."""
     steps = [run[epoch]["step"][0] for epoch in epochs if "step" in run[epoch]]
     if len(steps) == len(epochs):
         typical = (steps[-2] - steps[0]) / (len(steps) - 2) if len(steps) > 2 else steps[0]
@@ -369,8 +372,9 @@ def _is_beside(run: dict[int, Values], epochs: Sequence[int], trained: bool) -> 
 
 
 def own_seconds(run: dict[int, Values]) -> dict[int, float]:
-    """Make seconds since the start, or of the clock, those of each epoch; returns epoch -> seconds since the start.
-    Seconds that go back are of a program that was started again."""
+    """If the seconds of a run count from its start, or are times of the clock, replace them by those of each epoch.
+    Returns epoch -> seconds since the start; {} if they are those of epochs already. Where seconds go back, the program
+    was started again."""
     epochs = sorted(run)
     if epochs and "seconds" not in run[epochs[-1]]:  # perhaps truncated
         epochs.pop()
@@ -393,7 +397,7 @@ def own_seconds(run: dict[int, Values]) -> dict[int, float]:
 
 
 def _are_cumulative(parts: Sequence[Sequence[float]]) -> bool:
-    """Whether times grow as those since a start do, in all parts of which each ascends."""
+    """Whether times count from a start: in each part they ascend by steps that are not much smaller than its first."""
     longer = [part for part in parts if len(part) > 1]
     return bool(longer) and all((part[-1] - part[0]) / (len(part) - 1) >= part[0] * _LEAST_OF_FIRST for part in longer)
 
@@ -403,7 +407,7 @@ def _of_test(key: str) -> bool:
 
 
 def _fill(epochs: list[bytes]) -> int:
-    """Give rows without an epoch the next one's; returns how many rows have one then."""
+    """Give rows without an epoch that of the next row which has one; returns how many rows have an epoch then."""
     whole = len(epochs)
     while whole and not epochs[whole - 1]:
         whole -= 1

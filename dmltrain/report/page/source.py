@@ -51,7 +51,8 @@ class PageRun:
 
     @cached_property
     def workers(self) -> list[Worker]:
-        """Whose values are whose. Files are read again only if an epoch lacks values of some of them."""
+        """The values of each worker. If an epoch lacks values of some workers, the files are read again: then the order
+        of the values does not tell their workers."""
         files = self.run.files
         names = [os.path.basename(file).removesuffix(".log") for file in files] if self.folder else ["worker"]
         if len(files) <= 1:

@@ -19,7 +19,7 @@ class FileValues:
     """The values of one run in one file.
 
     epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
-    used if there is no value per epoch. first: number of the first epoch (0 or 1), None if the log counts iterations.
+    used if the epoch has no such value. first: number of the first epoch (0 or 1), None if the log counts iterations.
     elapsed: epoch -> seconds from the log's first line to the epoch's last, where lines have times. unnamed: the log
     does not say that its training accuracy is one (`train=0.47`). workers: the same of its other workers, whose lines
     the file has, too.

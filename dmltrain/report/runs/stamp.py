@@ -43,8 +43,7 @@ class _Asked(NamedTuple):
 
 
 class Clock:
-    """The time since the first line of a log that has one. What it says of a line is final after the last block: see
-    `settled`."""
+    """Times of a log's lines, since its first line that has one. They are final after the last block: see `settled`."""
 
     def __init__(self) -> None:
         self._first: re.Match[bytes] | None = None
@@ -64,7 +63,7 @@ class Clock:
 
     @property
     def running(self) -> bool:
-        """Whether the log has times."""
+        """Whether a time was found in the log."""
         return self._first is not None
 
     def of_block(self, block: Block) -> float | None:
@@ -116,13 +115,13 @@ class Clock:
 
 
 def _fits(dates: list[tuple[int, ...]], day_first: bool) -> bool:
-    """Whether the dates of a log may be so written: months up to 12, and none goes back."""
+    """Whether the dates of a log can be read in this order of month and day: no month above 12, and none goes back."""
     calendar_dates = [(year, b, a) if day_first else (year, a, b) for a, b, year in dates]
     return all(month <= 12 for _, month, _ in calendar_dates) and calendar_dates == sorted(calendar_dates)
 
 
 def _seconds(match: re.Match[bytes], day_first: bool = False) -> float:
-    """Since an arbitrary moment."""
+    """The seconds of a time since an arbitrary moment, the same for all times of a log."""
     if match["iso"]:
         year, month, day, *clock = match.group(1, 2, 3, 4, 5, 6, 7)
     elif match["either"]:
@@ -131,6 +130,6 @@ def _seconds(match: re.Match[bytes], day_first: bool = False) -> float:
     else:
         year, (month, day, *clock) = match["glog"] or b"2000", match.group(9, 10, 11, 12, 13, 14)
     days = calendar.timegm((int(year), max(1, min(12, int(month))), 1, 0, 0, 0)) // 86400 + int(day) - 1
-    days += 366 * max(0, int(month) - 12)  # no month, but another moment
+    days += 366 * max(0, int(month) - 12)  # no valid month: still another moment than all valid ones
     hours, minutes, seconds, fraction = clock
     return days * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(b"0." + (fraction or b"0"))

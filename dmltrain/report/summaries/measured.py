@@ -26,7 +26,7 @@ class MeasuredRun:
 
     @cached_property
     def done(self) -> list[int]:
-        """The completed epochs: those of which more is known than a batch line."""
+        """The completed epochs: those that have more than the values of a batch line."""
         unfinished = {
             epoch
             for epoch in self.run.from_last_batch

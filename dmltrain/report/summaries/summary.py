@@ -42,7 +42,7 @@ def summary(run: Run, aggregate: str = "mean", known: Facts | None = None) -> di
 
 
 def of(measured: MeasuredRun) -> dict[str, Value]:
-    """The same of a run whose values were combined already."""
+    """The values of all columns for a run whose workers' values were combined already."""
     return {column.name: column.value(measured) for column in COLUMNS.values()}
 
 
@@ -130,7 +130,7 @@ def _total_seconds(measured: MeasuredRun) -> Value:
 
 
 def _samples(measured: MeasuredRun) -> Value:
-    """As the workers measured it; else the samples of an epoch divided by its seconds."""
+    """Samples per second, as the workers measured them; else the samples of an epoch divided by its seconds."""
     measured_rate = _sum("speed")(measured)
     seconds, samples = over(measured.epoch_seconds, measured.later), measured.facts.training_samples
     if measured_rate is None and seconds and samples:

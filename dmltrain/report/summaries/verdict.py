@@ -34,7 +34,7 @@ NO_DIFFERENCE, UNKNOWN = "no difference beyond noise", "unknown"
 
 
 def verdicts(a: Side, b: Side) -> list[Verdict]:
-    """Of the time of an epoch, of the last accuracy, and of the time until an accuracy that both reach."""
+    """The verdicts on the time of an epoch, on the last accuracy, and on the time until an accuracy that both reach."""
     return [_time(a, b), _accuracy(a, b), *_reached(a, b)]
 
 
@@ -42,7 +42,7 @@ def verdicts(a: Side, b: Side) -> list[Verdict]:
 
 
 def _time(a: Side, b: Side) -> Verdict:
-    """Of the seconds of an epoch, without each run's first."""
+    """The verdict on the seconds of an epoch, without the first epoch of each run."""
     single = len(a) == len(b) == 1
     groups = [_epochs(side[0]) if single else _means(side) for side in (a, b)]
     missing = [name for name, group in zip("AB", groups, strict=True) if not group]
@@ -98,7 +98,7 @@ def _unequal(a: Side, b: Side) -> list[str]:
 
 
 def _accuracy(a: Side, b: Side) -> Verdict:
-    """Of the last validation accuracy."""
+    """The verdict on the last validation accuracy."""
     curves = [[[cell for _, cell in sorted(run.cells(ACCURACY).items())] for run in side] for side in (a, b)]
     last = [[curve[-1] for curve in side if curve] for side in curves]
     missing = [name for name, group in zip("AB", last, strict=True) if not group]
@@ -176,7 +176,8 @@ def _range(numbers: Sequence[float]) -> float:
 
 
 def _reached(a: Side, b: Side) -> list[Verdict]:
-    """The time until the accuracy that every run reached. No verdict: each run passes it once."""
+    """The time until the accuracy that every run reached. It has no verdict, because each run passes that accuracy only
+    once."""
     curves = [[points_of(run, ACCURACY, "time") for run in side] for side in (a, b)]
     finite = [[[(x, y) for x, y in curve if math.isfinite(y)] for curve in side] for side in curves]
     if not all(curve for side in finite for curve in side):

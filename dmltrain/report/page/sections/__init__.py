@@ -1,6 +1,6 @@
 """The sections of the page, in their order. A new one is a file and a row in SECTIONS.
 
-A section that has nothing to show gives None, and the page has no trace of it.
+A section that has nothing to show returns None, and the page leaves it out.
 """
 
 from __future__ import annotations
