@@ -13,36 +13,36 @@ NEARLY_ALL = 0.9  # if this fraction of them is broken, the data have another fa
 
 
 @dataclass(frozen=True)
-class Others:
-    """Of `looked_at` records, at equal distances among all `total` records, `broken` cannot be used."""
+class BrokenEstimate:
+    """Of `examined` records, at equal distances among all `total` records, `broken` cannot be used."""
 
     broken: int
-    looked_at: int
+    examined: int
     total: int
 
     @property
     def nearly_all(self) -> bool:
-        return self.broken >= self.looked_at * NEARLY_ALL
+        return self.broken >= self.examined * NEARLY_ALL
 
     @property
     def expected(self) -> int:
         """The estimated number of broken records among all."""
-        return -(-self.broken * self.total // max(1, self.looked_at))
+        return -(-self.broken * self.total // max(1, self.examined))
 
     def __str__(self) -> str:
-        if self.looked_at == self.total:
+        if self.examined == self.total:
             return f"{self.broken} of all {self.total} cannot be used"
-        return f"{self.broken} of {self.looked_at} that were looked at, of {self.total}, cannot be used"
+        return f"{self.broken} of {self.examined} that were looked at, of {self.total}, cannot be used"
 
 
-def looked_at(is_broken: Callable[[int], bool], total: int) -> Others:
+def estimate_broken(is_broken: Callable[[int], bool], total: int) -> BrokenEstimate:
     """Examine some of `total` records. is_broken(number): whether the record of this number cannot be used."""
     count = min(total, LOOKED_AT)
-    return Others(sum(is_broken(number * total // count) for number in range(count)), count, total)
+    return BrokenEstimate(sum(is_broken(number * total // count) for number in range(count)), count, total)
 
 
 @dataclass(eq=False)
-class Broken:
+class SkippedRecords:
     """Counts skipped records. allowed: per epoch, in training and validation together; one more ends the job. warn: is
     called with a line for each skipped record.
 
@@ -55,7 +55,7 @@ class Broken:
     _count: int = 0  # in this epoch
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, problem: str, others: Callable[[], Others]) -> None:
+    def note(self, problem: str, others: Callable[[], BrokenEstimate]) -> None:
         """Count a skipped record; `problem` names it. UserError: it is one too many. Several threads call this."""
         with self._lock:
             self._count += 1
@@ -78,7 +78,7 @@ class Broken:
                 "allows no more; dmltrain-data verify lists all broken records"
             )
 
-    def _fix(self, others: Others) -> str:
+    def _fix(self, others: BrokenEstimate) -> str:
         listed = "dmltrain-data verify lists all broken records"
         if others.nearly_all:
             return f"{others}, so there is nothing to skip: the data have another fault than broken records; {listed}"

@@ -18,7 +18,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import augment as augmenting
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.images import ImageAugmentation
 
 Shape = tuple[int, int, int]
@@ -167,7 +167,7 @@ class Dataset:
     image_shape: Shape
     normalisation: Normalisation = field(default_factory=Normalisation)
     digests: Mapping[str, str] = field(default_factory=dict)  # sha256
-    broken: Broken | None = None
+    broken: SkippedRecords | None = None
 
 
 def examples_to_use(num_examples: int | None, available: int) -> int:

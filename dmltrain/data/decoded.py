@@ -14,7 +14,7 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data.broken import Broken, Others, looked_at
+from dmltrain.data.broken import BrokenEstimate, SkippedRecords, estimate_broken
 from dmltrain.data.dataset import ABSENT, Dataset, Inputs, Samples, Shape, Split
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.readers import Reader, Record
@@ -30,7 +30,7 @@ class Decoded:
     augmentation: ImageAugmentation
     shape: Shape
     num_classes: int
-    broken: Broken
+    broken: SkippedRecords
 
     def __len__(self) -> int:
         return self.count
@@ -74,9 +74,9 @@ class Decoded:
             return ABSENT
         return self._checked(record, index)
 
-    def _others(self) -> Others:
+    def _others(self) -> BrokenEstimate:
         out = self.new_images(1).transpose(0, 2, 3, 1)[0]
-        return looked_at(lambda index: self._is_broken(index, out), self.count)
+        return estimate_broken(lambda index: self._is_broken(index, out), self.count)
 
     def _is_broken(self, index: int, out: Array) -> bool:
         try:
@@ -129,7 +129,7 @@ def augmented(dataset: Dataset, changes: Mapping[str, Any], shape: Shape) -> Dat
     """A data set in memory with images of `shape` that ImageAugmentation(**changes) makes. UserError: it cannot."""
     augmentation = ImageAugmentation(**changes)
     augmentation.check(shape)
-    broken = Broken(0, lambda line: None)
+    broken = SkippedRecords(0, lambda line: None)
 
     def decoded(split: Samples) -> Decoded:
         assert isinstance(split, Split), dataset.name

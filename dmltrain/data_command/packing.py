@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.data.broken import Others, looked_at
+from dmltrain.data.broken import BrokenEstimate, estimate_broken
 from dmltrain.data.readers import Reader, Record, recordio
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command.ahead import in_order
@@ -63,9 +63,9 @@ class Packing:
         except NotEncoded as problem:
             return Packed(number, labels, b"", f"{self.reader.where(index)}: {problem}")
 
-    def others(self) -> Others:
+    def others(self) -> BrokenEstimate:
         """How many of some images are broken."""
-        return looked_at(self._is_broken, len(self.order))
+        return estimate_broken(self._is_broken, len(self.order))
 
     def _is_broken(self, place: int) -> bool:
         try:
@@ -157,7 +157,7 @@ def _resumable(state: Path, packing: Packing, target: Path, warn: Callable[[str]
 
 
 def _allow(
-    problem: str, broken: int, skip_broken: int, warn: Callable[[str], None], others: Callable[[], Others]
+    problem: str, broken: int, skip_broken: int, warn: Callable[[str], None], others: Callable[[], BrokenEstimate]
 ) -> None:
     if broken <= skip_broken:
         return warn(f"left out: {problem}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import asked, plot, reading
+from dmltrain.report import missing_metrics, plot, reading
 from dmltrain.report.command_line import width
 from dmltrain.report.label import labels
 from dmltrain.report.runs.facts import facts
@@ -39,7 +39,7 @@ def epochs(given: argparse.Namespace) -> ActionResult:
         faults = faults + _plotted(runs, given)
     notes += [note for run in runs for note in run.notes]
     if given.format != "json":  # JSON has all metrics, whichever were asked for
-        notes += asked.notes(tables, given.metric_names)
+        notes += missing_metrics.notes(tables, given.metric_names)
     return ActionResult(text, notes, faults + unplaced)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import asked
+from dmltrain.report import missing_metrics
 from dmltrain.report.actions import ActionResult
 from dmltrain.report.live_job import LiveJob
 from dmltrain.report.runs.run import FileValues, Run, merge
@@ -154,7 +154,7 @@ def follow(
     if state is None or not state.run.epochs:
         return ActionResult(faults=[f"{path}: the job has ended without an epoch"])
     lost = [] if follower.job.ended else [f"{path}: the job has lost its launcher, so its last epochs may be missing"]
-    notes = asked.notes([table(state.run, given.aggregate)], given.metric_names)
+    notes = missing_metrics.notes([table(state.run, given.aggregate)], given.metric_names)
     return ActionResult(notes=[*state.run.notes, *notes], faults=lost)
 
 
@@ -162,9 +162,7 @@ def _states(follower: Follower, clock: Callable[[], float], sleep: Callable[[flo
     """Each new state of a job, until it has ended."""
     last = float("inf")
     while True:
-        over = (
-            follower.job.unlocked or clock() > last
-        )  # before reading: then a job that has ended has written all
+        over = follower.job.unlocked or clock() > last  # before reading: then a job that has ended has written all
         if state := follower.poll(end=over):
             yield state
         if over:

@@ -7,7 +7,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.data.assignment import partition
 from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import EvalBatches, TrainBatches
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.dataset import ABSENT
 from dmltrain.data.decoded import Decoded, PixelReader
 from dmltrain.data.images import ImageAugmentation
@@ -36,7 +36,7 @@ def records(tmp_path_factory):
 
 
 def decoded(reader, augmentation=ALL, allowed=0, warn=None, count=None, num_classes=CLASSES):
-    broken = Broken(allowed, warn or (lambda line: pytest.fail(line)))
+    broken = SkippedRecords(allowed, warn or (lambda line: pytest.fail(line)))
     return Decoded(reader, len(reader) if count is None else count, augmentation, SHAPE, num_classes, broken)
 
 
@@ -188,7 +188,7 @@ def test_broken_records_are_absent_and_each_is_reported(damaged):
     with pytest.raises(UserError, match=r"record \d+ \(key.*--skip-broken 2"):
         list(TrainBatches(split, part))
     assert len(lines) == 3 + 2, "one more than is allowed ends the job"
-    broken = Broken(3, lines.append)
+    broken = SkippedRecords(3, lines.append)
     broken.check(3)
     with pytest.raises(UserError, match="skipped 4 records.*--skip-broken 3"):
         broken.check(4)  # of all workers together

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from dmltrain.base.errors import UserError
 from dmltrain.data.readers import datum, sampled
+from dmltrain.data.readers.compact_names import CompactNames
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.data.readers.names import CompactNames
 from dmltrain.data.readers.reader import Record
 
 TEXTS = b"num-samples"  # a key in databases of programs that read text

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import image_file, names, sampled
+from dmltrain.data.readers import compact_names, image_file, sampled
+from dmltrain.data.readers.compact_names import CompactNames
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.data.readers.names import CompactNames
 from dmltrain.data.readers.reader import Format, Record, SampleSource
 
 MAX_DEPTH = 8  # folders within the folder of a class; a link to a folder above it would have no end
@@ -73,7 +73,7 @@ def open_folder(source: SampleSource) -> FolderReader:
         classes = _classes(folder)
         counts: list[int] = []
         ignored: list[bytes] = []
-        files = names.collect(_all_images(folder, classes, counts, ignored))
+        files = compact_names.collect(_all_images(folder, classes, counts, ignored))
     except (Damaged, OSError) as error:
         raise UserError(f"{source.path}: {error}") from None
     if missing := [_shown(name) for name, count in zip(classes, counts, strict=True) if not count]:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import database, kept, names
+from dmltrain.data.readers import compact_names, database, stored_index
+from dmltrain.data.readers.compact_names import CompactNames
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.database import DatabaseKeys, DatabaseReader, ListedKeys, NumberedKeys
-from dmltrain.data.readers.kept import StoredIndex
-from dmltrain.data.readers.names import CompactNames
 from dmltrain.data.readers.reader import Format, SampleSource
+from dmltrain.data.readers.stored_index import StoredIndex
 
 TABLES = (".ldb", ".sst")
 OTHERS = ("CURRENT", "MANIFEST-*", "*.log")  # that a database needs
@@ -78,17 +78,17 @@ class _View:
 def _keys(view: _View, source: SampleSource) -> DatabaseKeys:
     """Those that are kept, if they are of these tables; else they are read and kept."""
     tables = sorted([file.name, file.stat().st_size] for file in source.path.iterdir() if file.suffix in TABLES)
-    path = source.index or kept.path(source.path)
+    path = source.index or stored_index.path(source.path)
     if path.exists():
         try:
-            return _loaded(kept.load(path), tables)
+            return _loaded(stored_index.load(path), tables)
         except Damaged as error:
             source.warn(f"{path}: {error}; it is made again")
-    keys = _numbered(view.keys()) or ListedKeys(names.collect(view.keys()))
+    keys = _numbered(view.keys()) or ListedKeys(compact_names.collect(view.keys()))
     if not len(keys):
         raise Damaged("has no records")
     try:
-        kept.save(path, _saved(keys, tables))
+        stored_index.save(path, _saved(keys, tables))
     except OSError as error:
         source.warn(f"{path}: cannot be written: {error.strerror or error}; the next start reads all keys again")
     return keys

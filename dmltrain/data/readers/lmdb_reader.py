@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import database, names
+from dmltrain.data.readers import compact_names, database
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.database import DatabaseKeys, DatabaseReader, ListedKeys, NumberedKeys
 from dmltrain.data.readers.reader import Format, SampleSource
@@ -71,7 +71,7 @@ def _keys(environment: Any) -> DatabaseKeys:
         if width and cursor.key().startswith(b"%0*d" % (width, count - 1)):
             return NumberedKeys(count, width)
         cursor.first()
-        return ListedKeys(names.collect(cursor.iternext(values=False)))
+        return ListedKeys(compact_names.collect(cursor.iternext(values=False)))
 
 
 FORMAT = Format("Caffe's LMDB", lambda path: (path / FILE).is_file(), open_lmdb)

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.readers import image_file, kept, sampled, tar
+from dmltrain.data.readers import image_file, sampled, stored_index, tar
 from dmltrain.data.readers.data_file import Damaged, DataFile
-from dmltrain.data.readers.kept import StoredIndex
+from dmltrain.data.readers.stored_index import StoredIndex
 
 NUMBER = re.compile(rb"([0-9]{1,9})\.[^.]*$")  # in n01440764_10026.JPEG, ILSVRC2012_val_00000001.JPEG
 COLUMNS = {"offsets": "<i8", "sizes": "<u4", "numbers": "<u4"}
@@ -111,14 +111,14 @@ def open_index(file: DataFile, path: Path, warn: Callable[[str], None]) -> TarIn
     """The index that is kept at `path`, if it is this archive's; else it is made and kept there. Raises Damaged."""
     if path.exists():
         try:
-            return _from_stored(kept.load(path), file)
+            return _from_stored(stored_index.load(path), file)
         except Damaged as error:
             warn(f"{path}: {error}; it is made again")
     index = scan(file, warn)
     facts = {"size": file.size, "classes": index.classes}
     arrays = {"ends": index.ends, **{name: getattr(index, name) for name in COLUMNS}}
     try:
-        kept.save(path, StoredIndex(facts, arrays))
+        stored_index.save(path, StoredIndex(facts, arrays))
     except OSError as error:
         warn(f"{path}: cannot be written: {error.strerror or error}; the next start reads all headers again")
     return index

@@ -13,7 +13,7 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import devkit, kept, tar, tar_index
+from dmltrain.data.readers import devkit, stored_index, tar, tar_index
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.reader import Format, Record, SampleSource
 from dmltrain.data.readers.tar_index import TarIndex
@@ -63,7 +63,7 @@ class TarReader:
 def open_tar(source: SampleSource) -> TarReader:
     try:
         file = DataFile(source.path)
-        index = tar_index.open_index(file, source.index or kept.path(source.path), source.warn)
+        index = tar_index.open_index(file, source.index or stored_index.path(source.path), source.warn)
     except Damaged as error:
         raise UserError(f"{source.path}: {error}") from None
     if index.classes != ("",):

@@ -31,7 +31,7 @@ from dmltrain.experiment.results.formats import FORMATS
 from dmltrain.experiment.results.outcome import Outcome, Picture, TableLine
 from dmltrain.experiment.results.plots import Plot
 from dmltrain.experiment.results.presentation import Presentation, names_of, presentation
-from dmltrain.experiment.results.sentence import said
+from dmltrain.experiment.results.sentence import as_text
 
 __all__ = ["check", "outcome", "write"]
 
@@ -72,7 +72,7 @@ def outcome(experiment: Experiment, shown: Presentation, cells: Sequence[Measure
         derived=values,
         published=shown.published,
         caption=caption(all_rows, columns, shown.speed_up, shown.published, experiment.small, experiment.changed),
-        sentences=tuple(filter(None, (said(sentence, all_rows, values) for sentence in shown.sentences))),
+        sentences=tuple(filter(None, (as_text(sentence, all_rows, values) for sentence in shown.sentences))),
         small=experiment.small,
         transpose=shown.transpose,
     )

@@ -15,7 +15,7 @@ from dmltrain.experiment.results.column import ResultColumn
 from dmltrain.experiment.results.derived import SpeedUp
 from dmltrain.experiment.results.measured import Value
 from dmltrain.experiment.results.published import Published
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 from dmltrain.report.summaries.summary import COLUMNS
 
 EMULATED = {  # option -> in words

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmltrain.experiment.plan.read_yaml import Place
-from dmltrain.experiment.results import shown
+from dmltrain.experiment.results import value_text
 from dmltrain.experiment.results.cell import ResultRow
 from dmltrain.experiment.results.column import ColumnNames
 from dmltrain.experiment.results.derived import DERIVED
@@ -43,7 +43,7 @@ def sentences(given: object, names: ColumnNames) -> tuple[Sentence, ...]:
     return tuple(_one(entry, names, ("sentences", place)) for place, entry in enumerate(given))
 
 
-def said(sentence: Sentence, rows: Sequence[ResultRow], derived: Mapping[str, Mapping[str, Value]]) -> str:
+def as_text(sentence: Sentence, rows: Sequence[ResultRow], derived: Mapping[str, Mapping[str, Value]]) -> str:
     """The sentence about `rows`; "" if fewer than two rows have the value."""
     values = [(row, value) for row in rows if is_number((value := _value(row, sentence.of, derived)).mean)]
     values = [(row, value) for row, value in values if value.mean == value.mean]  # without nan
@@ -63,7 +63,7 @@ def less_is_better(name: str) -> bool:
 def described(row: ResultRow, rows: Sequence[ResultRow]) -> str:
     """The settings in which a row differs from others: `devices 2, kv-store dist_sync`."""
     varying = [name for name in row.settings if len({repr(other.settings.get(name)) for other in rows}) > 1]
-    words = [f"{name.replace('_', '-')} {shown.exact(row.settings[name]) or 'none'}" for name in varying]
+    words = [f"{name.replace('_', '-')} {value_text.exact(row.settings[name]) or 'none'}" for name in varying]
     return ", ".join(words) or "the only setting"
 
 
@@ -112,7 +112,7 @@ def _most_accurate(name: str, best: Measured, worst: Measured, where: str) -> st
 
 def _shown(name: str, value: Measured) -> str:
     heading = COLUMNS[name].heading if name in COLUMNS else DERIVED.get(name, name.replace("_", " "))
-    text = shown.text(value, shown.decimals([value.mean]), value.count)
+    text = value_text.text(value, value_text.decimals([value.mean]), value.count)
     return f"{text} {heading}" if "/" in heading else f"{heading} {text}"
 
 

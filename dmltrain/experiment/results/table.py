@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dmltrain.experiment.result import DONE, ERROR
-from dmltrain.experiment.results import shown
+from dmltrain.experiment.results import value_text
 from dmltrain.experiment.results.cell import SEED, MeasuredCell, plain
 from dmltrain.experiment.results.column import ResultColumn
 from dmltrain.experiment.results.measured import Value
 from dmltrain.experiment.results.outcome import Outcome, TableLine
 from dmltrain.experiment.results.published import Published, PublishedRow
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 
 OWN = "this experiment"
 SOURCE = "source"  # the heading of the column that tells one's own rows from published ones
@@ -111,7 +111,7 @@ def _main(outcome: Outcome, among: Sequence[Published], notes: _Notes) -> Table:
 def _decimals(column: ResultColumn, lines: Iterable[TableLine]) -> int:
     if column.digits is not None:
         return column.digits
-    return shown.decimals([line.values[column.key].mean for line in lines])
+    return value_text.decimals([line.values[column.key].mean for line in lines])
 
 
 def _line(
@@ -134,8 +134,8 @@ def _line(
 def _entry(line: TableLine, column: ResultColumn, places: int) -> TableEntry:
     value = line.values[column.key]
     if not column.measured and column.digits is None:
-        return TableEntry(shown.exact(value.mean) or shown.NOTHING)
-    return TableEntry(shown.text(value, places, len(line.row.cells) if column.measured else value.count))
+        return TableEntry(value_text.exact(value.mean) or value_text.NOTHING)
+    return TableEntry(value_text.text(value, places, len(line.row.cells) if column.measured else value.count))
 
 
 def _failures(cells: Sequence[MeasuredCell]) -> Iterator[tuple[str, str]]:
@@ -182,7 +182,7 @@ def _figures(row: PublishedRow, columns: Sequence[ResultColumn], notes: _Notes) 
     for column in columns:
         figure = row.figures.get(column.key)
         if figure is None:
-            entries.append(TableEntry(shown.NOTHING))
+            entries.append(TableEntry(value_text.NOTHING))
         else:
             mark = notes.mark(figure.why, of=column.key, printed=figure.instead_of) if figure.why else ""
             entries.append(TableEntry(figure.shown, mark=mark))

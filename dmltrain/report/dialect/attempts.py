@@ -72,8 +72,8 @@ def _without_mentions(starts: Sequence[LogSection]) -> list[LogSection]:
 def _goes_back(before: LogSection, start: LogSection) -> bool:
     """Whether the first values of a start are of an epoch before the last one, or repeat values of the last one."""
     first, last = start.epochs[0], max(before.epochs, default=-1)
-    again = start.values.epochs.get(first, {}).keys() & before.values.epochs.get(first, {}).keys()
-    return first < last or (first == last and bool(again))
+    restart_note = start.values.epochs.get(first, {}).keys() & before.values.epochs.get(first, {}).keys()
+    return first < last or (first == last and bool(restart_note))
 
 
 def _late(before: LogSection, start: LogSection) -> bool:
@@ -146,7 +146,7 @@ def _gone_on(before: LogSection, start: LogSection) -> LogSection:
     elapsed = {epoch: seconds for epoch, seconds in old.elapsed.items() if epoch < start.first}
     until = max(elapsed.values(), default=0.0)
     left_out = len(kept) < len(old.epochs) or len(snapshots) < len(old.snapshots)
-    note = again("iteration" if old.first is None else "epoch", start.first)
+    note = restart_note("iteration" if old.first is None else "epoch", start.first)
     continued = replace(
         old,
         epochs=kept | new.epochs,
@@ -157,7 +157,7 @@ def _gone_on(before: LogSection, start: LogSection) -> LogSection:
     return replace(before, values=continued)
 
 
-def again(unit: str, first: int) -> str:
+def restart_note(unit: str, first: int) -> str:
     """The note on a start that continues a run from an epoch or iteration that the log has already."""
     return (
         f"{unit} {first} comes again, as after a restart: from there on the last start is shown, and what the one "

@@ -92,4 +92,4 @@ def _found(rows: list[_Row]) -> FileValues:
             if left[epoch] < workers:
                 values.setdefault(key, array("d")).append(number)
     several = [epoch for epoch, count in counts.items() if count > workers]
-    return FileValues(epochs, notes=(attempts.again("epoch", several[0]),) if several else ())
+    return FileValues(epochs, notes=(attempts.restart_note("epoch", several[0]),) if several else ())

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from dmltrain.logs import record
 from dmltrain.logs.record import Pair
-from dmltrain.report.dialect import again, attempts
+from dmltrain.report.dialect import attempts, repeated_epochs
 from dmltrain.report.runs.block import TRUNCATED, Block
 from dmltrain.report.runs.packed import pack_last
 from dmltrain.report.runs.run import FileValues, Values
@@ -214,7 +214,7 @@ class _Part:
         self._first, self._began = first, began
         self._epochs: dict[int, Values] = {}
         self._cells: dict[tuple[bytes, ...], array[float]] = {}  # (epoch, name) as printed -> the array in _epochs
-        self._seen: dict[tuple[bytes, int], int] = {}  # see `again`
+        self._seen: dict[tuple[bytes, int], int] = {}  # see repeated_epochs.Seen
         self._batches: dict[int, list[bytes]] = {}  # epoch -> the lines of its last batch, from the header on
         self._listing: int | None = None  # the epoch whose validation has a line for each value, until another line
         self.forms: set[_Form] = set()  # in which values were found
@@ -255,7 +255,7 @@ class _Part:
         first = min({*self._epochs, *snapshots}) if self._first is None else self._first
         workers = 1 if self.forms == {_OF_R} else len(self.nodes)
         seen = {(int(epoch), count): known for (epoch, count), known in self._seen.items()}
-        parts = again.parts(attempts.LogSection(first, values, self._began), workers, seen)
+        parts = repeated_epochs.starts(attempts.LogSection(first, values, self._began), workers, seen)
         return [replace(part, values=_noted(_last_values(part.values, workers))) for part in parts]
 
     # -- lines ------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ class Epochs:
             runs[-1][self._last] = runs[-1][self._last] | waiting
         if (
             self.rows.cut and self.runs and self._last in runs[-1]
-        # A truncated cell replaces the value of an earlier row, and is no value itself.
+            # A truncated cell replaces the value of an earlier row, and is no value itself.
         ):
             runs[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
         not_numbers = [{epoch for part, epoch in self._not_numbers if part == number} for number in range(len(runs))]
@@ -231,7 +231,7 @@ class Epochs:
         once = self._begun_again()
         return (
             *filter(None, [again]),
-            *([attempts.again("epoch", once)] if once is not None else []),
+            *([attempts.restart_note("epoch", once)] if once is not None else []),
             *self.rows.notes(),
         )
 

@@ -61,7 +61,7 @@ class TensorBoard:
         nameless = "the file's name does not say what its values are: expected run-RUN-tag-NAME.csv"
         notes = (*self._rows.notes(), *((nameless,) if metric == "value" else ()))
         again = [
-            [attempts.again("step", self._again[number])] if number in self._again else []
+            [attempts.restart_note("step", self._again[number])] if number in self._again else []
             for number in range(len(self._attempts))
         ]
         return [

@@ -182,11 +182,11 @@ def lines(head: str) -> Iterator[tuple[str, Any]]:
             continue
         for pattern in _LINES.values():
             if match := pattern.fullmatch(message.rstrip()):
-                yield from _said(match)
+                yield from _facts_in(match)
                 break
 
 
-def _said(match: re.Match[str]) -> Iterator[tuple[str, Any]]:
+def _facts_in(match: re.Match[str]) -> Iterator[tuple[str, Any]]:
     groups = match.groupdict()
     if "machine" in groups:
         yield "machine", machine(groups["name"], groups["machine"])

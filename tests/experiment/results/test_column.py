@@ -6,7 +6,7 @@ import math
 import pytest
 
 from dmltrain.experiment.result import DONE, ERROR, PENDING, RUNNING
-from dmltrain.experiment.results import shown
+from dmltrain.experiment.results import value_text
 from dmltrain.experiment.results.cell import MeasuredCell, rows
 from dmltrain.experiment.results.column import ColumnNames, columns
 from dmltrain.experiment.results.derived import SpeedUp, baselines, derived
@@ -158,7 +158,7 @@ def test_the_spread_is_the_sample_standard_deviation_of_two_or_more_and_settings
     ],
 )
 def test_a_column_has_as_many_decimals_as_its_numbers_need(numbers, places):
-    assert shown.decimals(numbers) == places
+    assert value_text.decimals(numbers) == places
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_column_has_as_many_decimals_as_its_numbers_need(numbers, places):
     ],
 )
 def test_only_a_mean_has_a_spread_and_a_count(value, cells, text):
-    assert shown.text(value, 3, cells) == text
+    assert value_text.text(value, 3, cells) == text
 
 
 def test_exact_values_are_for_programs():
     values = {"": None, "true": True, "3": 3, "0.333333333333": 1 / 3, "a": "a", "nan": math.nan}
-    assert [shown.exact(value) for value in values.values()] == list(values)
+    assert [value_text.exact(value) for value in values.values()] == list(values)

@@ -11,7 +11,7 @@ import io
 from dmltrain.experiment.results.cell import plain
 from dmltrain.experiment.results.outcome import Outcome, TableLine
 from dmltrain.experiment.results.published import Published, PublishedRow
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 from dmltrain.report.summaries.spreadsheet import quoted
 
 FIRST = ("source", "status", "seeds")  # title of the published results, or nothing; state of the row; its cells

@@ -10,7 +10,7 @@ from dmltrain.experiment.results.measured import Measured, Value, is_number
 from dmltrain.experiment.results.plots import choice, lines
 from dmltrain.experiment.results.plots.choice import Chosen, PlotData
 from dmltrain.experiment.results.plots.lines import Point
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 from dmltrain.report import style
 
 TITLE = ""  # that of y

@@ -15,7 +15,7 @@ from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import Measured, Value, measured
 from dmltrain.experiment.results.outcome import Outcome
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 from dmltrain.report.summaries.summary import COLUMNS
 
 Check = Callable[[object, ColumnNames, Place], Any]

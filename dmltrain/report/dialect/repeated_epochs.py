@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dmltrain.report.dialect.attempts import LogSection, again
+from dmltrain.report.dialect.attempts import LogSection, restart_note
 from dmltrain.report.runs.run import Values
 
 Seen = Mapping[tuple[int, int], int]  # epoch and number of values -> metrics known when the first one had more values
@@ -20,7 +20,7 @@ _FEW = 3  # epochs; with more of them, it is improbable that each was interrupte
 _DOUBT = "epoch {} has several values of {}: read as those of several workers, but they may be of several starts"
 
 
-def parts(start: LogSection, workers: int, seen: Seen) -> list[LogSection]:
+def starts(start: LogSection, workers: int, seen: Seen) -> list[LogSection]:
     """The starts in a section that seems to have one. workers: how many the lines name; 0 if they name none."""
     epochs = start.values.epochs
     if not seen:  # no value is there twice
@@ -49,7 +49,7 @@ def _begun_at(epoch: int, start: LogSection, usual: Mapping[str, int], seen: See
         between.insert(0, middle)
     known = [section for section in (first, *between) if not batch - section.values.epochs[epoch].keys()]
     if len(known) <= len(between):
-        last = replace(last, values=replace(last.values, notes=(*last.values.notes, again("epoch", epoch))))
+        last = replace(last, values=replace(last.values, notes=(*last.values.notes, restart_note("epoch", epoch))))
     if first not in known:
         del first.values.epochs[epoch]
         known.insert(0, first)
