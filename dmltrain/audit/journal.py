@@ -96,6 +96,7 @@ class Journal:
 
     def entered(self, view: View, missed: bool = False) -> None:
         """This worker goes on in this view. `missed`: the others have completed its round in the view before."""
+        # Until `view` is appended to `_entered`, `_view` is the view before, in which the others completed the round.
         if missed and self.assignment is not None:
             self.assignment.committed(self._view.members, self._view.shares)
             self._begun, self._missed = None, True

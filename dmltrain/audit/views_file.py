@@ -133,7 +133,7 @@ def encode(recorded: RecordedJob) -> bytes:
 
 def _row(entered: EnteredView) -> dict[str, object]:
     view = entered.view
-    lost, left = ([{"member": each.member, "reason": each.reason} for each in all_] for all_ in (view.lost, view.left))
+    lost, left = ([{"member": gone.member, "reason": gone.reason} for gone in all_] for all_ in (view.lost, view.left))
     facts = {"number": view.number, "base": view.base, "hosts": view.hosts, "servers": view.servers, "lost": lost}
     servers = [{"number": lost_server.number, "reason": lost_server.reason} for lost_server in view.lost_servers]
     facts |= {

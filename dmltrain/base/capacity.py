@@ -88,7 +88,7 @@ def quota(folder: str) -> float | None:
     """The CPU quota of one group in cores; None without a quota."""
     words = text(f"{folder}/cpu.max").split()
     if not words:
-        words = [text(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
+        words = [text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     if words[0] in UNLIMITED:
         return None
     with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):

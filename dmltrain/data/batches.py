@@ -168,8 +168,8 @@ class ArrayPool:
         """A free array, or a new one if there is none."""
         for view, free in self._arrays:
             if _references(view) == free:
-                return view[:]
-        view = self._make()[:]
+                return view[:]  # not `view`: a new view adds a reference, which shows that the array is in use
+        view = self._make()[:]  # [:], so that it has a base also if `make` returns an array that owns its memory
         self._arrays.append((view, _references(view)))
         return view[:]
 

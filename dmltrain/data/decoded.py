@@ -62,7 +62,7 @@ class Decoded:
         try:
             record = self.reader.read(index)
         except UserError as error:
-            self.broken.note(str(error), self._others)
+            self.broken.note(str(error), self._estimate_broken)
             return ABSENT
         try:
             if word is None:
@@ -70,11 +70,11 @@ class Decoded:
             else:
                 training_image(record.image, self.augmentation, self.shape, word, out)
         except BrokenImage as error:
-            self.broken.note(f"{self.reader.where(index)}: {error}", self._others)
+            self.broken.note(f"{self.reader.where(index)}: {error}", self._estimate_broken)
             return ABSENT
         return self._checked(record, index)
 
-    def _others(self) -> BrokenEstimate:
+    def _estimate_broken(self) -> BrokenEstimate:
         out = self.new_images(1).transpose(0, 2, 3, 1)[0]
         return estimate_broken(lambda index: self._is_broken(index, out), self.count)
 

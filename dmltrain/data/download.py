@@ -126,6 +126,7 @@ def _lock(target: Path, stall: float, poll: float = 0.1) -> Iterator[None]:
     try:
         yield
     finally:
+        # Deleted while it is locked: a process that has opened it sees by its inode that it is gone (_try_lock).
         path.unlink(missing_ok=True)
         file.close()
 

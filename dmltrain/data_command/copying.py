@@ -87,7 +87,7 @@ def copies(placing: Sequence[str], path: str | None, sources: Sequence[Path], ss
     for rank, copy in enumerate(copies_of_data):
         if any((other.hostname, other.path) == (copy.hostname, copy.path) for other in copies_of_data[:rank]):
             raise UserError(f"--to {path}: {copy.hostname} has several workers: put {RANK} into the path")
-    return [each for copy in copies_of_data for each in (copy, _index(copy))]
+    return [file for copy in copies_of_data for file in (copy, _index(copy))]
 
 
 def _index(copy: RemoteCopy) -> RemoteCopy:

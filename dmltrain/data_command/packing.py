@@ -63,7 +63,7 @@ class Packing:
         except NotEncoded as problem:
             return Packed(number, labels, b"", f"{self.reader.where(index)}: {problem}")
 
-    def others(self) -> BrokenEstimate:
+    def estimate_broken(self) -> BrokenEstimate:
         """How many of some images are broken."""
         return estimate_broken(self._is_broken, len(self.order))
 
@@ -120,7 +120,7 @@ def _write(
         for count, image in enumerate(in_order(packing.image, left, threads), len(done) + 1):
             if image.problem:
                 broken += 1
-                _allow(image.problem, broken, skip_broken, warn, packing.others)
+                _allow(image.problem, broken, skip_broken, warn, packing.estimate_broken)
             else:
                 labels = image.labels[0] if len(image.labels) == 1 else image.labels  # as im2rec: one is no vector
                 writer.write(labels, image.number, image.content)

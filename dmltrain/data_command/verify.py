@@ -63,11 +63,11 @@ def check(
         results = in_order(
             partial(_examined, reader, num_classes, several_labels=several_labels), range(len(reader)), threads
         )
-        for count, (found, label) in enumerate(results, 1):
+        for count, (problem_of_record, label) in enumerate(results, 1):
             labels |= {label} if label is not None and len(labels) < _SEVERAL else set()
-            if found:
+            if problem_of_record:
                 faulty += 1
-                print(one_line(found), flush=True)
+                print(one_line(problem_of_record), flush=True)
             advance(count)
     for note in (*_of_labels(labels, len(reader) - faulty), *(_of_numbers(reader) if numbers else [])):
         say(f"note: {note}")

@@ -192,7 +192,7 @@ def _checkpoints(answer: Mapping[str, Any]) -> int:
 def _notes(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
     if not answers_of and not asked.program.checks:
         yield (f"{asked.program.path} does not say which options it takes: a mistake in them shows when a cell runs")
-    if any(_gpus_of(answers.options(each)) for each in answers_of.values()) and asked.gpus() is None:
+    if any(_gpus_of(answers.options(answer)) for answer in answers_of.values()) and asked.gpus() is None:
         yield "the number of GPUs of this machine is not known: a cell with too many of them will fail"
     for name in DOWNLOADED:
         folders = {

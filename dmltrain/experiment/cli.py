@@ -69,12 +69,12 @@ class Work:
     program: Program
     cells: Cells
     chosen: Sequence[Cell]
-    setting: RunContext
+    context: RunContext
     arguments: argparse.Namespace
 
     @property
     def store(self) -> Store:
-        return self.setting.store
+        return self.context.store
 
     def results(self) -> list[Result]:
         return self.store.results(self.experiment, self.cells.all)
@@ -84,11 +84,12 @@ def _run(arguments: argparse.Namespace) -> int:
     experiment = file.load(arguments.file, arguments.small, arguments.set)
     tables_and_plots.check(experiment)
     runnable = program.find(experiment)
+    # Ask before all cells are computed. With `where` or --only their number is not known yet; _run_cells asks then.
     if not _only_shows(arguments) and not experiment.where and not arguments.only:
         _ask(combinations(experiment), arguments)
     all_cells = cells(experiment, runnable.flags)
     folder = Path(arguments.output) if arguments.output else RESULTS / experiment.name
-    setting = RunContext(
+    context = RunContext(
         experiment,
         Store(Path(from_here(folder))),
         runnable.path,
@@ -96,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         Where(arguments.hostfile, arguments.launcher, tuple(arguments.rest)),
         arguments.at_once,
     )
-    work = Work(experiment, runnable, all_cells, chosen(all_cells.all, arguments.only), setting, arguments)
+    work = Work(experiment, runnable, all_cells, chosen(all_cells.all, arguments.only), context, arguments)
     for mode, act in MODES.items():
         if getattr(arguments, mode):
             return act(work)
@@ -127,7 +128,7 @@ def _dry_run(work: Work) -> int:
     if work.cells.merged:
         print(f"{work.cells.merged} combinations have the values of another cell and are left out")
     for number, cell in enumerate(work.chosen, 1):
-        words = work.setting.command(cell, work.setting.words(cell))
+        words = work.context.command(cell, work.context.words(cell))
         print(f"\n{number}  {cell.id}\n    {shlex.join([LAUNCHER, *words[1:]])}")
     return 0
 
@@ -233,9 +234,9 @@ def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
     asked = CheckRequest(
         work.experiment,
         work.program,
-        work.setting.where,
+        work.context.where,
         work.store.folder,
-        work.setting.plan,
+        work.context.plan,
         count_gpus,
         store.free_bytes,
     )
@@ -252,7 +253,7 @@ def _run_todo(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> i
     """Run cells; returns the signal that interrupted them, or 0."""
     progress = ExperimentProgress(work.cells.all, results, todo, work.arguments.at_once, raw(sys.stdout))
     writer = _Writer(work, time.monotonic)
-    runner = Runner(work.setting, RunReports(progress.started, progress.ended, writer.write))
+    runner = Runner(work.context, RunReports(progress.started, progress.ended, writer.write))
     runner.run(todo)
     if runner.interrupted:
         say("interrupted: start it again to go on")

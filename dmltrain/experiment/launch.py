@@ -33,6 +33,7 @@ def start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 
     def follow() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # The parent may have ended between fork and prctl; then this process gets no signal (man 2 prctl).
         if os.getppid() != parent:
             os._exit(1)
 

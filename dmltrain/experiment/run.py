@@ -71,13 +71,13 @@ class Runner:
 
     def __init__(
         self,
-        setting: RunContext,
+        context: RunContext,
         reports: RunReports,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ):
-        self.setting, self.reports, self.clock, self.pause = setting, reports, clock, pause
-        self.hosts = Hosts(setting.plan)
+        self.context, self.reports, self.clock, self.pause = context, reports, clock, pause
+        self.hosts = Hosts(context.plan)
         self.running: list[Running] = []
         self.interrupted = 0
 
@@ -96,20 +96,20 @@ class Runner:
 
     def _start_some(self, waiting: list[Cell]) -> None:
         for cell in list(waiting):
-            if self.interrupted or len(self.running) >= self.setting.at_once:
+            if self.interrupted or len(self.running) >= self.context.at_once:
                 return
-            words = self.hosts.take(cell.id, self.setting.words(cell))
+            words = self.hosts.take(cell.id, self.context.words(cell))
             if words is not None:
                 waiting.remove(cell)
                 self._start(cell, words)
 
     def _start(self, cell: Cell, words: Sequence[str]) -> None:
-        setting, folder = self.setting, self.setting.store.path(cell)
+        context, folder = self.context, self.context.store.path(cell)
         wait_until_free(folder, self.clock, self.pause)
         self._check_room(cell)
-        setting.store.begin(setting.experiment, cell)
+        context.store.begin(context.experiment, cell)
         self.reports.started(cell)
-        self.running.append(Running(cell, launch.start(setting.command(cell, words), folder), self.clock()))
+        self.running.append(Running(cell, launch.start(context.command(cell, words), folder), self.clock()))
 
     def _end_some(self) -> bool:
         """Handle the launchers that have ended. Returns whether there were any."""
@@ -123,19 +123,19 @@ class Runner:
         return bool(ended)
 
     def _ended(self, cell: Cell, code: int, seconds: float) -> None:
-        setting, folder = self.setting, self.setting.store.path(cell)
+        context, folder = self.context, self.context.store.path(cell)
         if code < 0:
-            launch.end_what_is_left(setting.launcher, folder)
-        result = setting.store.result(setting.experiment, cell)
+            launch.end_what_is_left(context.launcher, folder)
+        result = context.store.result(context.experiment, cell)
         if result.status != DONE and not self.interrupted:
             self._check_room(cell)
-            limit = setting.experiment.time_limit
-            setting.store.fail(cell, launch.reason(code, folder, f"{CELLS}/{cell.id}", limit))
-            result = setting.store.result(setting.experiment, cell)
+            limit = context.experiment.time_limit
+            context.store.fail(cell, launch.reason(code, folder, f"{CELLS}/{cell.id}", limit))
+            result = context.store.result(context.experiment, cell)
         self.reports.ended(cell, result, seconds)
 
     def _check_room(self, cell: Cell) -> None:
-        folder = self.setting.store.folder
+        folder = self.context.store.folder
         free = free_bytes(folder)
         if free < LEAST_FREE:
             raise DiskFull(

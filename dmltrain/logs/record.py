@@ -167,18 +167,18 @@ def pairs(text: bytes, section: str = "") -> list[Pair]:
             pairs.append(Pair(_key(name, section), number(value), name, value, False))
         else:
             section = _SECTIONS.get(name.decode("utf-8", "replace").lower(), section)
-    return _ended(pairs, text)
+    return _with_end_mark(pairs, text)
 
 
-def listed(text: bytes, between: bytes, section: str = "") -> list[Pair]:
+def pairs_of_list(text: bytes, between: bytes, section: str = "") -> list[Pair]:
     """Every pair of a list whose parts `between` separates. So a name may be any text up to its value."""
     matches = filter(None, map(_ITEM.match, text.split(between)))
-    return _ended(
+    return _with_end_mark(
         [Pair(_key(match[1], section), number(match[2]), match[1], match[2], False) for match in matches], text
     )
 
 
-def _ended(pairs: list[Pair], text: bytes) -> list[Pair]:
+def _with_end_mark(pairs: list[Pair], text: bytes) -> list[Pair]:
     """The same pairs; `at_end` of the last one is set if `text` ends with its value."""
     if pairs and text.endswith(pairs[-1].text):
         pairs[-1] = Pair(*pairs[-1][:4], True)

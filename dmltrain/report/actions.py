@@ -34,7 +34,7 @@ def epochs(given: argparse.Namespace) -> ActionResult:
     """The table of epochs of all runs, side by side where they fit."""
     runs, faults = read(given.logs)
     tables, unplaced = _tables(runs, given.aggregate, given.x)
-    text, notes = _shown(tables, given)
+    text, notes = _table_text(tables, given)
     if given.plot:
         faults = faults + _plotted(runs, given)
     notes += [note for run in runs for note in run.notes]
@@ -54,7 +54,7 @@ def _tables(runs: Sequence[Run], aggregate: str, x: str | None) -> tuple[list[Ta
     return tables, faults
 
 
-def _shown(tables: Sequence[Table], given: argparse.Namespace) -> tuple[str, list[str]]:
+def _table_text(tables: Sequence[Table], given: argparse.Namespace) -> tuple[str, list[str]]:
     """The text of the tables, and notes on its layout."""
     text, limit = FORMATS[given.format](tables, given.metric_names), width(given.wide)
     if given.format != "markdown" or limit is None:

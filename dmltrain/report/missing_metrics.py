@@ -16,10 +16,14 @@ def notes(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
     error. The names of the group `usage` are no errors: without a GPU a log has only some of them."""
     with_epochs = [(table, _keys(table)) for table in tables if table.rows]
     every = set[str]().union(*(keys for _, keys in with_epochs))
-    dashes = {table.run.log: _has(keys) for table, keys in with_epochs if not any(_of(name) & keys for name in names)}
+    dashes = {
+        table.run.log: _has(keys)
+        for table, keys in with_epochs
+        if not any(_keys_of_metric(name) & keys for name in names)
+    }
     if every & {*record.USAGE_KEYS}:
         names = [name for name in names if name not in record.USAGE_KEYS]
-    unknown = [name for name in names if not _of(name) & every] if len(dashes) < len(with_epochs) else []
+    unknown = [name for name in names if not _keys_of_metric(name) & every] if len(dashes) < len(with_epochs) else []
     return [
         *(f"{log}: no epoch has a value of {_listed(names)}: {keys_of_log}" for log, keys_of_log in dashes.items()),
         *(f"no log has a metric {name}; they have {_listed(_metrics(every))}" for name in unknown if _metrics(every)),
@@ -31,7 +35,7 @@ def _keys(table: Table) -> set[str]:
     return {key for values in table.run.epochs.values() for key in values}
 
 
-def _of(name: str) -> set[str]:
+def _keys_of_metric(name: str) -> set[str]:
     key = record.metric(name)
     return {key, f"train_{key}", f"validation_{key}"}
 

@@ -62,7 +62,7 @@ class Table:
     def counted(self) -> Mapping[float, int]:
         """The epochs by what the first column says."""
         if isinstance(self.places, Shifted) and len(self.places) == len(self.rows):
-            return cast("Mapping[float, int]", self.places.back())
+            return cast("Mapping[float, int]", self.places.inverse())
         return {self.places[epoch]: epoch for epoch in self.rows if epoch in self.places}
 
     def cells(self, epoch: int, keys: Sequence[str]) -> list[Cell]:
@@ -78,7 +78,7 @@ class Shifted(Mapping[int, int]):
     def __init__(self, numbers: Mapping[int, object], by: int, given: int = 0) -> None:
         self._numbers, self._by, self._given = numbers, by, given
 
-    def back(self) -> Shifted:
+    def inverse(self) -> Shifted:
         """The other way round."""
         return Shifted(self._numbers, -self._by, self._given + self._by)
 

@@ -51,6 +51,7 @@ class Division:
         if not self.shares:
             return np.arange(self.batch) % len(self.members)
         # Each member's samples are at equal distances between 0 and 2; sorted, they are spread evenly over the round.
+        # Equal points are in the order of the members, so all members compute the same result.
         points = [(2.0 * np.arange(share) + 1.0) / share for share in self.shares]
         owners = np.repeat(np.arange(len(self.members)), self.shares)
         order: Array = np.lexsort((owners, np.concatenate(points)))

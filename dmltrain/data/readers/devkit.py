@@ -66,7 +66,7 @@ def _folder(path: Path) -> dict[str, bytes]:
     contents = {}
     for name in (META, TRUTH):
         file = DataFile(
-            next((each for each in (path / "data" / name, path / name) if each.exists()), path / "data" / name)
+            next((file for file in (path / "data" / name, path / name) if file.exists()), path / "data" / name)
         )
         if file.size > MAX_BYTES:
             raise Damaged(f"data/{name} has {file.size} bytes, expected at most {MAX_BYTES}")

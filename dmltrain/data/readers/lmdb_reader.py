@@ -43,7 +43,8 @@ class _Shared:
     """A process can open a database only once, so its readers share it; the last one closes it."""
 
     def __init__(self, lmdb: Any, path: Path) -> None:
-        # Without lock: nobody writes, and many processes may read a folder that they cannot write.
+        # Without lock: nobody writes, and many processes may read a folder that they cannot write. Without readahead:
+        # py-lmdb's documentation recommends that for random reads of a database that is larger than memory.
         self.environment = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
 
 

@@ -94,12 +94,12 @@ def columns(given: object, names: ColumnNames) -> tuple[ResultColumn, ...]:
 def _column(given: object, names: ColumnNames, where: Place) -> ResultColumn:
     if isinstance(given, str):
         name = names.check(given, where)
-        return _made(name, _heading(given, name, names), given, {}, names, where)
+        return _new_column(name, _heading(given, name, names), given, {}, names, where)
     if isinstance(given, Mapping) and len(given) == 1:
         heading, value = next(iter(given.items()))
         options = value if isinstance(value, Mapping) else {"value": value}
         _check_options(options, where)
-        return _made(str(heading), str(heading), options.get("value"), options, names, where)
+        return _new_column(str(heading), str(heading), options.get("value"), options, names, where)
     raise Fault(where, f"expected a name or one `heading: expression`, not {given!r}")
 
 
@@ -114,7 +114,7 @@ def _check_options(options: Mapping[object, object], where: Place) -> None:
         raise Fault(where, f"percent is {options['percent']!r}: expected true or false")
 
 
-def _made(
+def _new_column(
     key: str, heading: str, value: object, options: Mapping[str, object], names: ColumnNames, where: Place
 ) -> ResultColumn:
     if not isinstance(value, str):

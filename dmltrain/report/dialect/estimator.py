@@ -48,7 +48,7 @@ class Estimator:
                 self._begins = True
                 continue
             metrics = (match[3] or b"").replace(b"training ", b"training-").replace(b"validation ", b"validation-")
-            pairs = record.listed(metrics, b", ")
+            pairs = record.pairs_of_list(metrics, b", ")
             if pairs and pairs[-1].at_end and not block.whole:
                 self._cut[pairs.pop().name.decode("utf-8", "replace")] = None
             if metrics.startswith(b"validation-"):
@@ -58,7 +58,7 @@ class Estimator:
         return bool(self._starts)
 
     def runs(self) -> list[FileValues]:
-        starts = [attempts.LogSection(first, _found(rows), spoken=False) for first, rows in self._starts]
+        starts = [attempts.LogSection(first, _values_of_start(rows), spoken=False) for first, rows in self._starts]
         runs_of_log = attempts.runs(starts, named=self._said) if starts else []
         notes = tuple(map(TRUNCATED.format, self._cut))
         return [*runs_of_log[:-1], *(replace(run, notes=(*run.notes, *notes)) for run in runs_of_log[-1:])]
@@ -78,7 +78,7 @@ class _Row(NamedTuple):
     pairs: list[record.Pair]
 
 
-def _found(rows: list[_Row]) -> FileValues:
+def _values_of_start(rows: list[_Row]) -> FileValues:
     """The values of a start. Where an epoch has more rows than others, it was begun again."""
     counts = Counter(row.epoch for row in rows)
     frequent = Counter(counts.values()).most_common()

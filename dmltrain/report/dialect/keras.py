@@ -83,7 +83,7 @@ class Keras:
                 self._begin(int(event[1]), 1 if b"/" in event[0] else 0)
             elif self._runs:
                 metrics = re.split(rb"[\r\n]", text[event.end() : min(end, event.end() + _LONGEST)], maxsplit=1)[0]
-                pairs = record.listed(metrics, b" - ", "train")
+                pairs = record.pairs_of_list(metrics, b" - ", "train")
                 if pairs and pairs[-1].at_end and not whole and event.end() + len(metrics) == len(text):
                     self._cut[pairs.pop().name.decode("utf-8", "replace")] = None
                 self._take(event, pairs)

@@ -256,7 +256,7 @@ class _Part:
         workers = 1 if self.forms == {_OF_R} else len(self.nodes)
         seen = {(int(epoch), count): known for (epoch, count), known in self._seen.items()}
         parts = repeated_epochs.starts(attempts.LogSection(first, values, self._began), workers, seen)
-        return [replace(part, values=_noted(_last_values(part.values, workers))) for part in parts]
+        return [replace(part, values=_with_note_on_gaps(_last_values(part.values, workers))) for part in parts]
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ def _last_values(run: FileValues, workers: int) -> FileValues:
     return replace(run, epochs=epochs, notes=(*run.notes, note))
 
 
-def _noted(run: FileValues) -> FileValues:
+def _with_note_on_gaps(run: FileValues) -> FileValues:
     """A copy with a note if an epoch lacks some of its lines. The values of its last batch take their place, but they
     may be of another start."""
     for epoch, metrics in run.snapshots.items():

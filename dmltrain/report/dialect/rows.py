@@ -202,6 +202,7 @@ class Epochs:
                 self._begin(list(part.header))
             if columns and self._waiting:
                 columns = [(cell, *column) for cell, column in zip(self._waiting, columns, strict=True)]
+            # int() and float() accept `1_000`, which is no number in a log; as_number does not.
             if columns and (block.holds(b"_") or not self._take_ascending(columns)):
                 self._take_any(columns)
         return bool(self.rows.header)
@@ -310,7 +311,7 @@ class Epochs:
         if self.runs and epoch in self.runs[-1] and (epoch < self._last or (epoch == self._last and back)):
             if not self._headed and not any(map(trains, numbers)) and any(map(trains, self.runs[-1][epoch])):
                 return  # a test or validation of another program, which counts its own epochs
-            self._again(epoch)
+            self._start_again(epoch)
         if not self.runs:
             self.runs.append({})
         self._last, self._headed, is_known = epoch, False, epoch in self.runs[-1]
@@ -324,7 +325,7 @@ class Epochs:
             counts = self._rows_of.setdefault(len(self.runs) - 1, Counter())
             counts[epoch] += rows + (is_known and epoch not in counts)
 
-    def _again(self, epoch: int) -> None:
+    def _start_again(self, epoch: int) -> None:
         """Begin a new run if this epoch is the last run's first one; else go back to this epoch in the last run."""
         if epoch == next(iter(self.runs[-1])):
             self.runs.append({})

@@ -65,7 +65,7 @@ class TensorBoard:
             for number in range(len(self._attempts))
         ]
         return [
-            attempt.found(metric, by_epoch, (*notes, *more))
+            attempt.file_values(metric, by_epoch, (*notes, *more))
             for attempt, more in zip(self._attempts, again, strict=True)
         ]
 
@@ -103,7 +103,7 @@ class _Attempt(NamedTuple):
     numbers: dict[int, float]
     times: dict[int, float]
 
-    def found(self, metric: str, by_epoch: bool, notes: tuple[str, ...]) -> FileValues:
+    def file_values(self, metric: str, by_epoch: bool, notes: tuple[str, ...]) -> FileValues:
         steps = sorted(self.numbers)
         numbers = array("d", map(self.numbers.__getitem__, steps))
         times = array("d", map(self.times.__getitem__, steps))

@@ -78,7 +78,7 @@ class LineChart:
 
 
 def _curve(curve: Curve, pool: Pool, most: int) -> dict[str, Any]:
-    places = thin.kept(curve.y, most)
+    places = thin.indices_to_keep(curve.y, most)
     packed = {
         "run": curve.run,
         "name": curve.name,

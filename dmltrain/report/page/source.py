@@ -88,7 +88,9 @@ class Sources:
 
 
 @dataclass
-class _Found:
+class _Collected:
+    """What was read of the paths so far. folders: the first run of each folder, and its path."""
+
     runs: list[Run] = field(default_factory=list)
     folders: list[tuple[Run | str, str]] = field(default_factory=list)
     experiments: list[ExperimentOnPage] = field(default_factory=list)
@@ -97,7 +99,7 @@ class _Found:
 
 def read(paths: Sequence[str]) -> Sources:
     """What is at `paths`; what cannot be read is a fault."""
-    sources = _Found()
+    sources = _Collected()
     for path in paths:
         try:
             if (cells := experiment.read(path)) is not None:
@@ -111,7 +113,7 @@ def read(paths: Sequence[str]) -> Sources:
     return _sources(sources)
 
 
-def _add(sources: _Found, path: str) -> None:
+def _add(sources: _Collected, path: str) -> None:
     runs = reading.read(path)
     for attempt in _numbered(path, RESTART):
         runs += [run for run in reading.read(attempt) if run.epochs]
@@ -120,7 +122,7 @@ def _add(sources: _Found, path: str) -> None:
         sources.folders.append((runs[0], path))
 
 
-def _sources(sources: _Found) -> Sources:
+def _sources(sources: _Collected) -> Sources:
     faults, notes = list(sources.faults), [note for run in sources.runs for note in run.notes]
     names = labels(sources.runs)
     shown = [

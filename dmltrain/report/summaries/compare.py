@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dmltrain.report.runs.facts import Facts, facts
 from dmltrain.report.runs.run import Run
 from dmltrain.report.summaries.measured import MeasuredRun
-from dmltrain.report.summaries.summary import COLUMNS, SETTINGS, Column, Value, of
+from dmltrain.report.summaries.summary import COLUMNS, SETTINGS, Column, Value, row_of
 from dmltrain.report.summaries.verdict import Side, Verdict, verdicts
 from dmltrain.report.table import mean
 
@@ -116,7 +116,7 @@ def _only_one(known: Sequence[dict[str, str]]) -> tuple[tuple[str, ...], tuple[s
 
 def _results(a: Side, b: Side) -> Iterator[ColumnDifference]:
     """The columns of the summary that are results and of which either side knows one."""
-    rows = [[of(measured) for measured in side] for side in (a, b)]
+    rows = [[row_of(measured) for measured in side] for side in (a, b)]
     for name, column in COLUMNS.items():
         if (name in SETTINGS and name != "epochs") or name == "run":
             continue

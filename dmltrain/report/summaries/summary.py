@@ -38,10 +38,10 @@ class Column:
 def summary(run: Run, aggregate: str = "mean", known: Facts | None = None) -> dict[str, Value]:
     """The values of all columns, by name. `aggregate` (one of AGGREGATES) combines the workers of a run; `known` are
     its facts, if they were read already."""
-    return of(MeasuredRun(run, known or facts(run), aggregate))
+    return row_of(MeasuredRun(run, known or facts(run), aggregate))
 
 
-def of(measured: MeasuredRun) -> dict[str, Value]:
+def row_of(measured: MeasuredRun) -> dict[str, Value]:
     """The values of all columns for a run whose workers' values were combined already."""
     return {column.name: column.value(measured) for column in COLUMNS.values()}
 

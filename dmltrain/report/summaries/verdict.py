@@ -106,7 +106,7 @@ def _accuracy(a: Side, b: Side) -> Verdict:
         return _unknown(f"no epoch of {' and '.join(missing)} has a validation accuracy")
     if not all(map(math.isfinite, (*last[0], *last[1]))):
         return _unknown(f"A ends with {_numbers(last[0])}, B with {_numbers(last[1])}")
-    ended = _ended(a, b)
+    ended = _unequal_lengths(a, b)
     if len(a) == len(b) == 1:
         return _of_two_curves(curves[0][0], curves[1][0], _tells_apart(a[0], b[0], last), ended)
     change = difference(*last)
@@ -158,7 +158,7 @@ def _tells_apart(a: MeasuredRun, b: MeasuredRun, last: Sequence[Sequence[float]]
     return _ERRORS * math.sqrt(sum(p * (1 - p) / n for p, n in zip(shares, counts, strict=True) if n))
 
 
-def _ended(a: Side, b: Side) -> list[str]:
+def _unequal_lengths(a: Side, b: Side) -> list[str]:
     """A sentence if the runs have different numbers of epochs."""
     epochs = [sorted({len(run.done) for run in side}) for side in (a, b)]
     if epochs[0] == epochs[1]:

@@ -24,7 +24,7 @@ def text(outcome: Outcome) -> str:
     settings = _settings(outcome)
     lines = csv.DictWriter(written, [*FIRST, *settings, *_headings(outcome), *LAST], restval="", lineterminator="\n")
     lines.writeheader()
-    rows = [_own(line, outcome, settings) for line in outcome.lines]
+    rows = [_own_row(line, outcome, settings) for line in outcome.lines]
     rows += [_published(published, row, outcome, settings) for published in outcome.published for row in published.rows]
     lines.writerows({name: quoted(value) for name, value in row.items()} for row in rows)
     return written.getvalue()
@@ -49,7 +49,7 @@ def _more(key: str) -> tuple[str, str]:
     return f"{key} spread", f"{key} count"
 
 
-def _own(line: TableLine, outcome: Outcome, settings: list[str]) -> dict[str, str]:
+def _own_row(line: TableLine, outcome: Outcome, settings: list[str]) -> dict[str, str]:
     row = line.row
     cells = {"status": row.status, "seeds": str(len(row.cells)), "cells": " ".join(cell.id for cell in row.cells)}
     cells |= {name: exact(row.settings.get(name)) for name in settings}

@@ -55,7 +55,7 @@ def _panel(
     beside = {values[0]: group for values, group in choice.grouped(rows, (x,)).items()}
     width = ROOM / max(map(len, beside.values()))
     for values, group in choice.grouped(rows, names).items():
-        label = choice.called(names, values)
+        label = choice.series_label(names, values)
         points = [_bar(shown, row, list(beside.values()), y, width) for row in group]
         with style.styled():
             axes.bar(

@@ -130,7 +130,7 @@ def panels(rows: Sequence[ResultRow], chosen: Chosen) -> list[tuple[str, list[Re
     if not by:
         return [("", list(rows))]
     groups = grouped(rows, (by,))
-    return [(called((by,), values), group) for values, group in groups.items()][:MOST_PANELS]
+    return [(series_label((by,), values), group) for values, group in groups.items()][:MOST_PANELS]
 
 
 def series_names(rows: Sequence[ResultRow], chosen: Chosen, axes: Iterable[str]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def check_apart(rows: Sequence[ResultRow], chosen: Chosen, names: Sequence[str])
         if len(group) > 1 and "series" in chosen.values:
             others = ", ".join(name.replace("_", "-") for name in varying(group))
             raise UserError(
-                f"{len(group)} rows would be in one place, {called(names, values)}: name {others} in `series` or "
+                f"{len(group)} rows would be in one place, {series_label(names, values)}: name {others} in `series` or "
                 "`panels` too, or choose rows with `where`"
             )
 
@@ -172,7 +172,7 @@ def grouped(rows: Sequence[ResultRow], names: Sequence[str]) -> dict[tuple[Value
     return groups
 
 
-def called(names: Sequence[str], values: Sequence[Value]) -> str:
+def series_label(names: Sequence[str], values: Sequence[Value]) -> str:
     """`kv-store dist_sync, staleness 10`."""
     return ", ".join(
         f"{name.replace('_', '-')} {exact(value) or 'none'}" for name, value in zip(names, values, strict=True)

@@ -58,7 +58,7 @@ def _draw(axes: Any, curves: Sequence[Curve], number: int, names: Sequence[str],
     epochs = list(zip(*curves, strict=False))
     xs = [_mean([x for x, _ in points]) for points in epochs]
     ys = [[y for _, y in points] for points in epochs]
-    style.curve(axes, xs, [_mean(values_at) for values_at in ys], number, choice.called(names, values) or "all")
+    style.curve(axes, xs, [_mean(values_at) for values_at in ys], number, choice.series_label(names, values) or "all")
     if len(curves) > 1:
         style.band(axes, xs, [min(values_at) for values_at in ys], [max(values_at) for values_at in ys], number)
 

@@ -26,7 +26,7 @@ class Point:
 Curves = Mapping[str, Sequence[Point]]  # by label
 
 
-def of(shown: PlotData, rows: Sequence[ResultRow], chosen: Chosen, x: str, y: str) -> dict[str, list[Point]]:
+def curves_of(shown: PlotData, rows: Sequence[ResultRow], chosen: Chosen, x: str, y: str) -> dict[str, list[Point]]:
     """The curves of `rows`, one for each series, points from left to right. Points without a number are left out."""
     names = choice.series_names(rows, chosen, _axis(rows, x))
     if x in choice.varying(rows):
@@ -35,7 +35,7 @@ def of(shown: PlotData, rows: Sequence[ResultRow], chosen: Chosen, x: str, y: st
     for values, group in choice.grouped(rows, names).items():
         points = [point for row in group if (point := _point(shown, row, x, y))]
         if points:
-            curves[choice.called(names, values)] = sorted(points, key=lambda point: point.x)
+            curves[choice.series_label(names, values)] = sorted(points, key=lambda point: point.x)
     return curves
 
 

@@ -28,7 +28,7 @@ def draw(shown: PlotData, chosen: Chosen) -> Any:
     names = choice.series_names(rows, chosen, ())
     choice.check_apart(rows, chosen, names)
     for (heading, group), panel in zip(panels, axes, strict=True):
-        labels = [choice.called(names, next(iter(choice.grouped([row], names)))) or "all" for row in group]
+        labels = [choice.series_label(names, next(iter(choice.grouped([row], names)))) or "all" for row in group]
         _bars(panel, [_parts(shown, row, share) for row in group], labels)
         style.finish(panel, "share of an epoch" if share else "seconds of an epoch", "")
         panel.grid(visible=False, axis="y")

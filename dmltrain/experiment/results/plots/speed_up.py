@@ -18,7 +18,7 @@ def draw(shown: PlotData, chosen: Chosen) -> Any:
     """Two panels: y over x, and y divided by that of the smallest x; or one pair for each value of `panels`."""
     x, y = chosen.get("x", "processors"), chosen.get("y", "samples_per_second")
     rows = shown.rows(chosen)
-    curves = [(heading, lines.of(shown, group, chosen, x, y)) for heading, group in choice.panels(rows, chosen)]
+    curves = [(heading, lines.curves_of(shown, group, chosen, x, y)) for heading, group in choice.panels(rows, chosen)]
     curves = [(heading, by_label) for heading, by_label in curves if by_label]
     if not curves:
         return None
