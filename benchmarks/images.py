@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import TrainBatches
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation, augmentation_level
 from dmltrain.data.readers import open_reader
@@ -60,7 +60,7 @@ SYSTEMS = ("dmltrain", "mxnet")
 def dmltrain_epochs(path: str, augmentation: ImageAugmentation, threads: int) -> Iterator[int]:
     """One epoch after another, as a training program reads them; yields how many images each had."""
     reader = open_reader(path)
-    samples = Decoded(reader, len(reader), augmentation, SHAPE, CLASSES, Broken(0, print))
+    samples = Decoded(reader, len(reader), augmentation, SHAPE, CLASSES, SkippedRecords(0, print))
     parts = Shared(len(reader), 1, BATCH, len(reader))
     for epoch in itertools.count():
         yield sum(len(batch.labels) for batch in TrainBatches(samples, parts.part(0, 0, epoch), threads))

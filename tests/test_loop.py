@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import dmltrain  # noqa: E402
 from dmltrain.api import state as states  # noqa: E402
 from dmltrain.base.errors import UserError  # noqa: E402
-from dmltrain.data.assignment.deal import Dealing  # noqa: E402
+from dmltrain.data.assignment.sync_assignment import SyncAssignment  # noqa: E402
 from dmltrain.rounds.plain import PlainRounds  # noqa: E402
 
 
@@ -113,8 +113,8 @@ def workers_of(monkeypatch, rank, workers, samples, batch):
     state = made()
     monkeypatch.setattr(states.State, "workers_at_start", workers)
     loader = dmltrain.loader(numbers(samples), batch)
-    dealing = Dealing(samples, batch * workers, range(workers))
-    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(dealing, rank))
+    assignment = SyncAssignment(samples, batch * workers, range(workers))
+    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(assignment, rank))
     found = []
     for _ in state.epochs(1):
         for batch_ in loader:
@@ -135,7 +135,7 @@ def test_a_batch_that_stands_in_leaves_the_statistics_as_they_are(monkeypatch):
     state, seen = made([torch.nn.BatchNorm1d(1)]), []
     monkeypatch.setattr(states.State, "workers_at_start", 4)
     loader = dmltrain.loader(numbers(10), 2)
-    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(Dealing(10, 8, range(4)), 3))
+    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(SyncAssignment(10, 8, range(4)), 3))
     for _ in state.epochs(1):
         for batch in loader:
             step(state, batch)

@@ -124,7 +124,7 @@ DIALECT = '''"""Logs of Newtrainer: `round 3 hit 0.5`."""
 import re
 from array import array
 
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 
 LINE = re.compile(rb"round (\\d+) hit ([\\d.]+)")
 
@@ -142,8 +142,8 @@ class New:
             self._epochs[int(epoch)] = {"train_accuracy": array("d", [float(value)])}
         return bool(lines)
 
-    def found(self):
-        return [Found(self._epochs)] if self._epochs else []
+    def runs(self):
+        return [FileValues(self._epochs)] if self._epochs else []
 '''
 SECTION = '''"""What is new."""
 
@@ -189,7 +189,7 @@ NEW = (  # file, its content, the opening line of the table in its folder, the r
         *("experiment/results/formats/title", FORMAT),
         *("FORMATS: dict[str, Callable[[Outcome], str]] = {", '"title.txt": title.text'),
     ),
-    ("experiment/results/plots/empty", PLOT, "KINDS: dict[str, Kind] = {", '"empty": empty'),
+    ("experiment/results/plots/empty", PLOT, "KINDS: dict[str, PlotKind] = {", '"empty": empty'),
 )
 
 

@@ -173,7 +173,7 @@ def test_a_metric_may_have_any_name_and_nothing_after_it_is_lost(name: str, betw
 @pytest.mark.parametrize("name", [*ODD_NAMES, "mAP@.5:.95", "my own metric", "a-b - c"])
 def test_in_a_list_a_name_may_have_blanks_and_colons(name: str) -> None:
     text = f"loss: 0.25 | no value | {name}: 0.5 | val_{name}: nan(ind) | last=1"
-    keys = [pair.key for pair in record.listed(text.encode(), b" | ", "train")]
+    keys = [pair.key for pair in record.pairs_of_list(text.encode(), b" | ", "train")]
     key = record.key(name, "train").removeprefix("train_")
     assert keys == ["train_loss", f"train_{key}", f"validation_{key}", "train_last"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dmltrain.audit import views_file
-from dmltrain.audit.views_file import Job
+from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
@@ -27,17 +27,16 @@ def check(is_elastic: bool) -> None:
             raise UserError(f"{name} needs a job that was started with dmltrain-launch --elastic")
 
 
-def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> Job:
-    """See views_file.Job. `batch`: the kind of batch, one of BATCHES."""
+def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> JobFacts:
+    """See views_file.JobFacts. `batch`: the kind of batch, one of BATCHES."""
     data = f"{len(loader.dataset)} samples of {type(loader.dataset).__name__}"
     samples, kvstore = loader.shared.samples, store.kvstore_type.name
-    batch_size = 0 if batch == CONSTANT else loader.shared.batch_size
-    return Job(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, batch_size, kvstore)
+    each = 0 if batch == CONSTANT else loader.shared.batch_size
+    return JobFacts(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, each, kvstore)
 
 
-def replayed(own: Job) -> tuple[View, ...]:
-    """The views that DMLTRAIN_REPLAY asks for. Raises UserError if they are another job's, or if workers join in
-    them."""
+def replayed(own: JobFacts) -> tuple[View, ...]:
+    """The views that DMLTRAIN_REPLAY asks for. Raises UserError for those of another job, and where workers return."""
     file = env.replay()
     if not file:
         return ()

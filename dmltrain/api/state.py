@@ -17,7 +17,7 @@ from dmltrain.api.content import Content, read
 from dmltrain.base import env, whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.kvstore.view import EQUAL, Balancing
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
@@ -222,12 +222,12 @@ class State:
 
     def _plain_rounds(self) -> Rounds:
         assert self._loader
-        dealing = Dealing(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
-        return PlainRounds(dealing, self._store.rank)
+        assignment = SyncAssignment(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
+        return PlainRounds(assignment, self._store.rank)
 
     def rate_factor(self, rounds: Rounds) -> float:
         """What learning rates are multiplied by in the present round."""
-        return self._rates.factor(rounds.dealing) if self._rates else 1.0
+        return self._rates.factor(rounds.assignment) if self._rates else 1.0
 
     def add_seen(self, samples: int) -> None:
         """Count samples with which this worker has updated its batch-norm statistics."""

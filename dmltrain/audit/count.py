@@ -19,8 +19,9 @@ SHOWN = 10  # ranges of positions that a problem names
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """times: of each epoch with a committed round, how often each position was committed, uint16 (samples,). problems:
-    sentences; none if each position of these epochs was committed once, and all lines and checksums agree."""
+    """times: for each epoch that has a committed round, how often each position was committed, uint16 (samples,).
+    problems: sentences; empty if each position of these epochs was committed once, and all lines and checksums
+    agree."""
 
     times: Mapping[int, Array]
     problems: tuple[str, ...]
@@ -41,7 +42,8 @@ def count(folder: Path) -> Count:
 
 @dataclass
 class _Round:
-    """committed: as the member `source` wrote it. The rest is of the samples of its members that were counted."""
+    """committed: the commit line, as the member `source` wrote it. epoch and checksums: from the sample lines of the
+    members that were counted so far."""
 
     committed: Committed
     source: int
@@ -50,12 +52,12 @@ class _Round:
 
 
 class _Tally:
-    """`size`: of an epoch. `alone`: the views in whose lines an op is the number of a step that one member has made
-    alone; in others all members make each step together."""
+    """`size`: samples of an epoch. `alone`: the views in which each member makes steps of its own. In their lines `op`
+    is the number of such a step; in the lines of other views it is a round of all members."""
 
     def __init__(self, size: int, alone: Collection[int]) -> None:
         self._size, self._alone = size, alone
-        self._rounds: dict[tuple[int, ...], _Round] = {}  # by op, and by member if it has made it alone
+        self._rounds: dict[tuple[int, ...], _Round] = {}  # key: (op,), or (op, member) for a step of one member
         self._times: dict[int, Array] = {}
         self._problems: list[str] = []
 
@@ -68,8 +70,8 @@ class _Tally:
         return (line.op, member) if line.view in self._alone else (line.op,)
 
     def count(self, member: int, begun: Iterable[Begun]) -> None:
-        """Count what this member pushed of committed rounds, all of its lines."""
-        expected = {key: each for key, each in self._rounds.items() if member in each.committed.members}
+        """Count the samples that this member pushed for committed rounds. `begun`: all of its lines."""
+        expected = {key: counted for key, counted in self._rounds.items() if member in counted.committed.members}
         seen: dict[tuple[int, ...], SampleChecksum] = {}
         for line in begun:
             key = self._key(line, member)
@@ -93,18 +95,18 @@ class _Tally:
         np.add.at(times, line.positions, 1)
 
     def result(self) -> Count:
-        for (op, *_), each in sorted(self._rounds.items()):
-            self._check_checksum(op, each)
+        for (op, *_), counted in sorted(self._rounds.items()):
+            self._check_checksum(op, counted)
         for epoch, times in sorted(self._times.items()):
-            for positions, what in ((times == 0, "never committed"), (times > 1, "committed more than once")):
+            for positions, problem in ((times == 0, "never committed"), (times > 1, "committed more than once")):
                 if positions.any():
-                    self._problems.append(f"epoch {epoch}: {what}: {_shown(np.flatnonzero(positions))}")
+                    self._problems.append(f"epoch {epoch}: {problem}: {_shown(np.flatnonzero(positions))}")
         return Count(dict(sorted(self._times.items())), tuple(self._problems))
 
     def _check_checksum(self, op: int, counted: _Round) -> None:
-        line, found = counted.committed, sample_checksum.summed(counted.checksums)
-        if line.receipt != found:
-            self._problems.append(f"op {op}: its receipt is {line.receipt}, and its members' samples make {found}")
+        line, expected = counted.committed, sample_checksum.summed(counted.checksums)
+        if line.receipt != expected:
+            self._problems.append(f"op {op}: its receipt is {line.receipt}, and its members' samples make {expected}")
         if line.committed != line.receipt[0] or line.committed > line.dealt:
             self._problems.append(
                 f"op {op}: {line.committed} samples of {line.dealt} are committed, its receipt has {line.receipt[0]}"
@@ -113,6 +115,6 @@ class _Tally:
 
 def _shown(positions: Array) -> str:
     """For example: 3 positions: 5-6, 9."""
-    found = ranges(positions)
-    texts = [f"{first}-{last}" if first < last else str(first) for first, last in found[:SHOWN]]
-    return f"{len(positions)} position(s): {', '.join(texts)}{', ...' if len(found) > SHOWN else ''}"
+    runs = ranges(positions)
+    texts = [f"{first}-{last}" if first < last else str(first) for first, last in runs[:SHOWN]]
+    return f"{len(positions)} position(s): {', '.join(texts)}{', ...' if len(runs) > SHOWN else ''}"

@@ -8,16 +8,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-MOST = 1 << 53  # what every program that reads JSON has exactly
+MOST = 1 << 53  # float64, as which many programs read JSON numbers, has all whole numbers up to this exactly
 
 
 def parsed(content: bytes, names: Sequence[str]) -> dict[str, Any]:
     """An object with exactly these fields."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise ValueError(f"it is not JSON ({error})") from None
-    return fields(found, "it", names)
+    return fields(value, "it", names)
 
 
 def fields(value: Any, what: str, names: Sequence[str]) -> dict[str, Any]:
@@ -56,16 +56,17 @@ def text(value: Any, what: str) -> str:
 
 def items(value: Any, what: str, length: int | None = None) -> list[tuple[str, Any]]:
     """The name and value of each element of a list, of `length` elements if that is given."""
-    return [(f"{what}[{place}]", each) for place, each in enumerate(_list(value, what, length))]
+    return [(f"{what}[{place}]", item) for place, item in enumerate(_list(value, what, length))]
 
 
 def wholes(value: Any, what: str, stop: int = MOST, length: int | None = None) -> tuple[int, ...]:
     """A list of whole numbers from 0 to `stop` - 1."""
-    found = _list(value, what, length)
-    for place, each in enumerate(found):
-        if type(each) is not int or not 0 <= each < stop:  # names of millions of good ones are not made
-            whole(each, f"{what}[{place}]", 0, stop)
-    return tuple(found)
+    values = _list(value, what, length)
+    for place, element in enumerate(values):
+        # Checked here first: `whole` needs a name for its message, and a list may have millions of good elements.
+        if type(element) is not int or not 0 <= element < stop:
+            whole(element, f"{what}[{place}]", 0, stop)
+    return tuple(values)
 
 
 def _list(value: Any, what: str, length: int | None) -> list[Any]:

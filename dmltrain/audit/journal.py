@@ -1,9 +1,9 @@
 """What happens to a worker in an elastic job: log lines, and the files of --audit if they are asked for.
 
 If the members make each step together, an op in the files' lines is a round. If each member makes steps of its own
-(dist_async, dist_ssp), it is the number of a member's step, and each committed step has one member. After the loss of a
-worker the leader writes the line of its last step, in case that servers have it and the worker could not write it any
-more.
+(dist_async, dist_ssp), an op is the number of a member's step, and each commit line has one member. After the loss of a
+worker the leader writes the commit line of its last step: the servers may have the step although the worker ended
+before it wrote the line.
 """
 
 from __future__ import annotations
@@ -17,63 +17,68 @@ import numpy as np
 
 from dmltrain.audit import lines, sample_checksum, views_file
 from dmltrain.audit.lines import Writer
-from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.audit.views_file import EnteredView, JobFacts, RecordedJob
 from dmltrain.base.arrays import Array
-from dmltrain.data.assignment.async_deal import AsyncDealing
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.async_assignment import AsyncAssignment
 from dmltrain.data.assignment.ranges import ranges
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.view import View
 
 
 class Journal:
-    """Of one worker. `folder`: of the audit; None for none. `is_replacement`: it joins the others, and continues the
-    files of the worker before it, if there was one.
-    `epoch` and `dealing` are those that are being trained; `dealing` is a Dealing if the members of the present view
-    make each step `together`, else an AsyncDealing."""
+    """The journal of one worker. `folder`: of the audit; None: there is no audit. `is_replacement`: the worker joins
+    the others, and continues the files of the worker that it replaces, if there was one.
 
-    def __init__(self, log: Logger, member: int, job: Job, folder: Path | None, is_replacement: bool = False) -> None:
+    `epoch` and `assignment` are those that are being trained. `assignment` is a SyncAssignment if the members of the
+    present view make each step `together`, else an AsyncAssignment.
+    """
+
+    def __init__(
+        self, log: Logger, member: int, job: JobFacts, folder: Path | None, is_replacement: bool = False
+    ) -> None:
         self._log, self._member, self._job, self._folder = log, member, job, folder
         self._writer = Writer(folder, member, is_replacement) if folder else None
         if folder and member == 0 and not is_replacement:
             lines.clear(folder, job.workers)
-        self._entered: list[Entered] = []
+        self._entered: list[EnteredView] = []
         self.epoch = 0
-        self.dealing: Any = None
-        self._dealt_in = 0  # the view of an AsyncDealing
-        self._taken: Any = None  # with which this worker goes on in the middle of an epoch
-        self._joins = False  # which it has from another one
-        self._begun: Array | None = None  # positions of the round that is not complete
-        self._missed = False  # the others have completed it, and not this worker
-        self.lacks_state = is_replacement  # and so does not know all views
+        self.assignment: Any = None
+        self._assigned_in = 0  # number of the view in which the AsyncAssignment began
+        self._continued: Any = None  # the assignment with which this worker goes on in the middle of an epoch
+        self._joins = False  # it has `_continued` from another member
+        self._begun: Array | None = None  # this worker's positions in the round that is not complete
+        self._missed = False  # the others have completed that round, and this worker has not
+        self.lacks_state = is_replacement  # a newcomer does not know all views until it has the others' state
 
     def state(self) -> dict[str, Any]:
-        """What a new member needs: where the job is, and its views until now."""
-        assert self.dealing is not None  # newcomers join between two rounds
-        views = views_file.encode(Recorded(self._job, tuple(self._entered)))
-        return {"epoch": self.epoch, "dealing": self.dealing.state(), "views": views.decode()}
+        """What a new member needs: the epoch, the assignment, and the views until now."""
+        assert self.assignment is not None  # newcomers join between two rounds
+        views = views_file.encode(RecordedJob(self._job, tuple(self._entered)))
+        return {"epoch": self.epoch, "dealing": self.assignment.state(), "views": views.decode()}
 
     @property
     def joins(self) -> bool:
         """Whether the next epoch is one in which this worker joins the others."""
-        return self._taken is not None and self._joins
+        return self._continued is not None and self._joins
 
     @property
     def between_epochs(self) -> bool:
-        """Whether this worker begins an epoch next: it has the weights that all had when the one before ended."""
-        return self.dealing is None or self.dealing.finished
+        """Whether this worker begins an epoch next. Then it has the weights with which all ended the epoch before."""
+        return self.assignment is None or self.assignment.finished
 
     def take_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another member is."""
+        """Go on where another member is: `state` is what its method `state` returned."""
         self._entered = list(views_file.parse(state["views"].encode()).entered)
         self.epoch, together = state["epoch"], self.together
-        self._taken, self._joins = (Dealing if together else AsyncDealing).of_state(state["dealing"]), True
-        if not together:  # another view may begin before its first step: it takes part in the next deal at once
-            self.dealing, self._dealt_in = self._taken, self._view.number
+        kind = SyncAssignment if together else AsyncAssignment
+        self._continued, self._joins = kind.of_state(state["dealing"]), True
+        if not together:  # another view may begin before its first step: it takes part in the next assignment at once
+            self.assignment, self._assigned_in = self._continued, self._view.number
         self.lacks_state = False
         self._write_views()
 
     def began(self, op: int, view: View, positions: Array) -> None:
-        """Before the first push of a round."""
+        """Call it before the first push of a round."""
         self._begun = positions
         if self._writer:
             self._writer.began(op, view.number, self.epoch, positions)
@@ -91,63 +96,66 @@ class Journal:
 
     def entered(self, view: View, missed: bool = False) -> None:
         """This worker goes on in this view. `missed`: the others have completed its round in the view before."""
-        if missed and self.dealing is not None:
-            self.dealing.committed(self._view.members, self._view.shares)
+        # Until `view` is appended to `_entered`, `_view` is the view before, in which the others completed the round.
+        if missed and self.assignment is not None:
+            self.assignment.committed(self._view.members, self._view.shares)
             self._begun, self._missed = None, True
-        positions = self._back(view)
-        self._say(view, len(positions))
+        positions = self._returned(view)
+        self._log_view(view, len(positions))
         if view.joined:
             self._log.info("New in view %d: workers %s", view.number, ", ".join(map(str, view.joined)))
         if self._entered and self._view.servers != view.servers:
             self._log.info("Servers of view %d: %s", view.number, ", ".join(map(str, view.servers)))
         if view.joined_servers:
             self._log.info("New in view %d: servers %s", view.number, ", ".join(map(str, view.joined_servers)))
-        self._entered.append(Entered(view, self.epoch, ranges(positions)))
+        self._entered.append(EnteredView(view, self.epoch, ranges(positions)))
         if self._writer:
             self._writer.settled(view.base)
         self._write_views()
 
-    def deal_again(self, clock: int) -> None:
-        """The kvstore has changed in the view that this worker has entered: deal the rest of the epoch as is usual
-        there. `clock`: the steps that each member holds."""
-        before, view, job = self.dealing, self._view, self._job
-        if isinstance(before, Dealing) and not self.together:
-            self.dealing = AsyncDealing.of_rest(job.samples, self._each, job.batch, view.members, clock, before.rest)
-            self._dealt_in = view.number
-        elif isinstance(before, AsyncDealing) and self.together:
-            self.dealing = Dealing.of_rest(job.samples, job.batch, view.members, before.held)
+    def assign_rest(self, clock: int) -> None:
+        """If the view that this worker has entered changes between steps together and steps apart, assign the rest of
+        the epoch in the new way. `clock`: the steps that each member holds."""
+        before, view, job = self.assignment, self._view, self._job
+        if isinstance(before, SyncAssignment) and not self.together:
+            self.assignment = AsyncAssignment.of_rest(
+                job.samples, self._step_size, job.batch, view.members, clock, before.rest
+            )
+            self._assigned_in = view.number
+        elif isinstance(before, AsyncAssignment) and self.together:
+            self.assignment = SyncAssignment.of_rest(job.samples, job.batch, view.members, before.held_back)
         else:
             return
-        self._taken, self._joins = self.dealing, False
+        self._continued, self._joins = self.assignment, False
 
-    def _back(self, view: View) -> Array:
-        """The positions that this view gives back, int64, ascending. Those of an AsyncDealing are dealt again when all
-        have said what they hold; see `dealt`."""
-        if not isinstance(self.dealing, Dealing):
+    def _returned(self, view: View) -> Array:
+        """The positions that the loss of members returns, int64, ascending. Those of an AsyncAssignment are assigned
+        again when all members have said which steps they hold; see `agreed`."""
+        if not isinstance(self.assignment, SyncAssignment):
             return np.empty(0, np.int64)
-        self.dealing.enter(view.members, view.shares)
-        return self.dealing.returned
+        self.assignment.enter(view.members, view.shares)
+        return self.assignment.returned
 
     def _write_views(self) -> None:
-        """As the leader, if this worker knows all views."""
+        """Write views.json, if this worker is the leader and knows all views."""
         leads = bool(self._entered) and self._view.leader == self._member
         if self._folder and leads and not self.lacks_state:
-            views_file.write(self._folder, Recorded(self._job, tuple(self._entered)))
+            views_file.write(self._folder, RecordedJob(self._job, tuple(self._entered)))
 
-    def _say(self, view: View, back: int) -> None:
+    def _log_view(self, view: View, returned: int) -> None:
         for reason in [each.reason for each in view.lost] + [lost_server.reason for lost_server in view.lost_servers]:
             self._log.warning("Removed from the job: %s", reason)
         for left in view.left:
             self._log.info("Left the job on purpose: worker %d: %s", left.member, left.reason)
         members = ", ".join(map(str, view.members))
-        coming = f"; {back} samples of this epoch are dealt again" if back else ""
+        coming = f"; {returned} samples of this epoch are dealt again" if returned else ""
         self._log.info("View %d after op %d: workers %s%s", view.number, view.base, members, coming)
-        self._log.info("%s", self._step(view))
+        self._log.info("%s", self._step_text(view))
 
-    def _step(self, view: View) -> str:
+    def _step_text(self, view: View) -> str:
         """Who gets how many samples of a step."""
         if not self._job.together(view):
-            return f"Each step has {self._each} samples of one worker"
+            return f"Each step has {self._step_size} samples of one worker"
         size = self._job.size(len(view.members))
         if view.shares:
             parts = zip(view.members, view.shares, strict=True)
@@ -158,66 +166,67 @@ class Journal:
 
     # -- steps that all members make together ----------------------------------------------------------------------
 
-    def deal(self, epoch: int, view: View, first: int = 0) -> tuple[Dealing, bool]:
-        """The dealing of this epoch, and whether this worker has just joined in it. `view`: in which the op before the
-        epoch was completed. `first`: the step from which an earlier job's checkpoint goes on."""
-        taken, self._taken = self._taken, None
+    def assign(self, epoch: int, view: View, first: int = 0) -> tuple[SyncAssignment, bool]:
+        """The assignment of this epoch, and whether this worker has just joined in the middle of it. `view`: that in
+        which the op before the epoch was completed. `first`: the step at which an earlier job's checkpoint goes on."""
+        continued, self._continued = self._continued, None
         self.epoch, job = epoch, self._job
-        self.dealing = taken or Dealing(job.samples, job.batch, view.members, view.shares, job.each)
-        if first and not taken:
-            self.dealing.skip(first)
-        return self.dealing, taken is not None and self._joins
+        self.assignment = continued or SyncAssignment(job.samples, job.batch, view.members, view.shares, job.each)
+        if first and not continued:
+            self.assignment.skip(first)
+        return self.assignment, continued is not None and self._joins
 
     def postponed(self, op: int, view: View) -> None:
-        """New members got the state of training before this worker's round, which has this number now."""
+        """New members got the state of training before this worker's round, which now has the number `op`."""
         if self._begun is not None:
             self.began(op, view, self._begun)
 
     def committed(self, op: int, view: View, dealt: int, checksums: Array) -> None:
-        """This worker holds the round; `checksums`: the sum of all members', float64 (3,)."""
+        """This worker holds the round. `dealt`: its samples; `checksums`: the sum of all members', float64 (3,)."""
         self._begun = None
         if self._writer:
             self._writer.committed(op, view.number, view.members, dealt, int(checksums[0]), checksums)
 
     def take_missed(self) -> bool:
-        """Whether the others have completed the round that ends now, before the view that this worker has entered."""
+        """Whether the others had completed this worker's round before the view began. The next call returns False."""
         missed, self._missed = self._missed, False
         return missed
 
     # -- steps of one member ---------------------------------------------------------------------------------------
 
     @property
-    def _each(self) -> int:
+    def _step_size(self) -> int:
         return self._job.batch // self._job.workers
 
-    def deal_steps(self, epoch: int, view: View, clock: int, first: int = 0) -> None:
-        """See `deal`. `clock`: the steps that each member holds."""
+    def assign_steps(self, epoch: int, view: View, clock: int, first: int = 0) -> None:
+        """See `assign`. `clock`: the number of steps that each member holds."""
         self.epoch, job = epoch, self._job
-        if self._taken is None or self.dealing is None:
-            self.dealing = AsyncDealing(job.samples, self._each, job.batch, view.members, clock, first * job.batch)
-            self._dealt_in = view.number
-        self._taken = None
+        if self._continued is None or self.assignment is None:
+            done = first * job.batch
+            self.assignment = AsyncAssignment(job.samples, self._step_size, job.batch, view.members, clock, done)
+            self._assigned_in = view.number
+        self._continued = None
 
-    def dealt(self, dealing: AsyncDealing, view: View, lost: Iterable[tuple[int, int, Array]]) -> None:
-        """All members go on with this deal. `lost`: members that have left, and number and positions of the last step
-        of each that counts."""
+    def agreed(self, assignment: AsyncAssignment, view: View, lost: Iterable[tuple[int, int, Array]]) -> None:
+        """All members go on with this assignment. `lost`: for each member that has left, its last step that counts:
+        (member, number, positions)."""
         if self._writer and view.leader == self._member:
             for member, number, positions in lost:
-                self._writer.committed_alone(number, self._dealt_in, member, sample_checksum.of(positions))
-        self.dealing, self._dealt_in = dealing, view.number
-        self._log.info("%d samples of this epoch are left", dealing.count)
+                self._writer.committed_alone(number, self._assigned_in, member, sample_checksum.of(positions))
+        self.assignment, self._assigned_in = assignment, view.number
+        self._log.info("%d samples of this epoch are left", assignment.count)
 
     def committed_step(self, number: int, own: Array) -> None:
         """This worker holds its step with this sample checksum, float64 (3,)."""
         self._begun = None
         if self._writer:
-            self._writer.committed_alone(number, self._dealt_in, self._member, own)
+            self._writer.committed_alone(number, self._assigned_in, self._member, own)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self, done: int) -> None:
-        """This worker leaves the job, and holds `done`. Views are written once more: a leader that was stopped while it
-        wrote them, and goes on now, has put its older ones in their place."""
+        """This worker leaves the job, and holds op `done`. It writes the views once more: an earlier leader that was
+        stopped while it wrote them, and goes on now, may have replaced them with its older ones."""
         self._write_views()
         if self._writer:
             self._writer.settled(done)

@@ -4,9 +4,9 @@
     commits-2.jsonl   {"op": 5, "view": 2, "members": [0, 2], "dealt": 12, "committed": 6,
                        "receipt": [6, 36, 3573911269]}
 
-A member writes its samples before it pushes their gradient. The line of a committed round follows when the next op is
-complete, because then all members hold the round, or when a view is entered that holds it. So there is none of a round
-that was aborted. A line that a killed process has not finished is the last one, and does not count.
+A member writes its samples before it pushes their gradient. It writes the line of a committed round when the next op is
+complete, because then all members hold the round, or when it enters a view that holds the round. So a round that was
+aborted has no such line. The last line of a killed process may be incomplete; such a line does not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES, COMMITS = "samples-{}.jsonl", "commits-{}.jsonl"  # by member
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A member's part of round `op`: the positions in `epoch`, int64, which it pushes in `view` first."""
+    """A member's part of round `op`: positions in `epoch`, int64 (n,). `view`: where the member first pushes them."""
 
     op: int
     view: int
@@ -51,10 +51,10 @@ class Committed:
 
 
 class Writer:
-    """One member's lines. Each is with the operating system when the call returns: only the end of the host loses it.
+    """Writes the lines of one member. The operating system has a line when the call returns: kill -9 does not lose it.
 
-    What an earlier job wrote there for this member goes, unless this one `continues` as its replacement, or joins with
-    a rank of its own: then worker 0 has done that (`clear`). Raises UserError when a file cannot be written.
+    The files of an earlier job for this member are emptied, unless this worker `continues` them: it is a replacement,
+    or it joins with a rank of its own, whose files worker 0 has emptied (`clear`). UserError: a file cannot be written.
     """
 
     def __init__(self, folder: Path, member: int, continues: bool = False) -> None:
@@ -65,10 +65,10 @@ class Writer:
             )
         except OSError as error:
             raise UserError(f"--audit {folder}: {error}; give a folder that can be written") from error
-        self._waiting: Committed | None = None  # whether others hold it, too, is not known yet
+        self._waiting: Committed | None = None  # this member holds it; the others may not yet
 
     def began(self, op: int, view: int, epoch: int, positions: Array) -> None:
-        """Before the first push of a round."""
+        """Call it before the first push of a round."""
         _append(self._samples, {"op": op, "view": view, "epoch": epoch, "positions": positions.tolist()})
 
     def committed(
@@ -84,7 +84,7 @@ class Writer:
         _append(self._commits, vars(Committed(number, view, (member,), count, count, sample_checksum.summed(own))))
 
     def settled(self, op: int) -> None:
-        """All members hold op `op`: it is a view's base, this member holds a later one, or it leaves with this one."""
+        """All members hold `op`: it is the base of a view, or this member holds a later op, or leaves with this one."""
         if self._waiting and self._waiting.op <= op:
             _append(self._commits, vars(self._waiting))
             self._waiting = None
@@ -96,8 +96,8 @@ class Writer:
 
 
 def clear(folder: Path, workers: int) -> None:
-    """Empty what an earlier job wrote for ranks from `workers` on: they begin when this job's first worker of such a
-    rank writes. Raises UserError when a file cannot be written."""
+    """Empty the files of an earlier job for ranks from `workers` on: a worker that joins with such a rank continues its
+    files. UserError: a file cannot be written."""
     try:
         for name in (SAMPLES, COMMITS):
             for path in folder.glob(name.format("*")):
@@ -109,7 +109,7 @@ def clear(folder: Path, workers: int) -> None:
 
 
 def _opened(path: Path, continues: bool) -> BinaryIO:
-    """For appending after the last whole line; without `continues` the file is empty."""
+    """The file, open for appending. With `continues` an incomplete last line is cut off; else the file is emptied."""
     if not continues:
         return path.open("wb", buffering=0)
     file = path.open("ab+", buffering=0)
@@ -147,26 +147,26 @@ def commits(folder: Path, member: int) -> Iterator[Committed]:
 
 def parse_samples(content: bytes, size: int) -> Begun:
     """Raises ValueError."""
-    found = fields.parsed(content, ("op", "view", "epoch", "positions"))
-    op, view, epoch = _op(found), _view(found), fields.whole(found["epoch"], "epoch")
-    return Begun(op, view, epoch, np.array(fields.wholes(found["positions"], "positions", size), np.int64))
+    line = fields.parsed(content, ("op", "view", "epoch", "positions"))
+    op, view, epoch = _op(line), _view(line), fields.whole(line["epoch"], "epoch")
+    return Begun(op, view, epoch, np.array(fields.wholes(line["positions"], "positions", size), np.int64))
 
 
 def parse_commits(content: bytes) -> Committed:
     """Raises ValueError."""
-    found = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
-    members = fields.wholes(found["members"], "members")
-    dealt, committed = (fields.whole(found[name], name) for name in ("dealt", "committed"))
-    count, positions, hashes = fields.wholes(found["receipt"], "receipt", length=sample_checksum.SIZE)
-    return Committed(_op(found), _view(found), members, dealt, committed, (count, positions, hashes))
+    line = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
+    members = fields.wholes(line["members"], "members")
+    dealt, committed = (fields.whole(line[name], name) for name in ("dealt", "committed"))
+    count, positions, hashes = fields.wholes(line["receipt"], "receipt", length=sample_checksum.SIZE)
+    return Committed(_op(line), _view(line), members, dealt, committed, (count, positions, hashes))
 
 
-def _op(found: dict[str, object]) -> int:
-    return fields.whole(found["op"], "op", 1)
+def _op(line: dict[str, object]) -> int:
+    return fields.whole(line["op"], "op", 1)
 
 
-def _view(found: dict[str, object]) -> int:
-    return fields.whole(found["view"], "view", 1)
+def _view(line: dict[str, object]) -> int:
+    return fields.whole(line["view"], "view", 1)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

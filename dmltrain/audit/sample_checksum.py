@@ -1,9 +1,10 @@
 """Sample checksums: three numbers that say which positions of an epoch are in a gradient. Files call them receipts.
 
-They are pushed with it as float64 and summed as it is: the number of samples, the sum of their positions + 1, and the
-sum of a hash of each position, which a member takes modulo 2^32. Sums of float64 are exact below 2^53: the first two
-while the samples of a round times those of an epoch are fewer (rounds of 2^20 samples of an epoch of 2^33, for
-example), the third for 2^21 members and any number of samples.
+They are the number of samples, the sum of their positions + 1 (so that position 0 counts), and the sum of a hash of
+each position, which each member takes modulo 2^32. They are pushed with the gradient, as float64, and summed like it.
+Sums of float64 are exact below 2^53. So the first two are exact if the samples of a round times those of an epoch are
+fewer than that (for example rounds of 2^20 samples in an epoch of 2^33), and the third for 2^21 members and any number
+of samples.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def of(positions: Array) -> Array:
 
 def summed(total: Array) -> SampleChecksum:
     """The sum of the members' checksums as whole numbers: samples, sum of positions + 1, sum of hashes modulo 2^32."""
-    samples, positions, hashes = (int(each) for each in total)
+    samples, positions, hashes = (int(number) for number in total)
     return samples, positions, hashes % MODULUS
 
 

@@ -13,8 +13,8 @@
        "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0,
        "returned": [[1793, 1793], [1797, 1797]]}]}
 
-`returned`: the positions of the epoch that a loss gave back, as ranges from the first to the last. They are for
-readers: a replay finds them again. So are the servers, since results do not depend on them.
+`returned`: the positions of the epoch that the loss of a member returned, as ranges from the first to the last. They
+are for readers only, because a replay computes them again. `servers` are for readers too: no result depends on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
 
 NAME, FORMAT = "views.json", 1
 MOST_BYTES = 64 << 20
-MOST_RANKS = 1 << 16  # a worker that came in addition to those of the start has a higher rank
+MOST_RANKS = 1 << 16  # workers that join later have ranks above those of the start
 _FIELDS = (  # of a view
     "number",
     "base",
@@ -57,10 +57,13 @@ _FIELDS = (  # of a view
 
 
 @dataclass(frozen=True)
-class Job:
-    """What must be the same in a replay: workers at the start, the options' seed, samples of an epoch, the batch of all
-    workers together, number of epochs, the network's name, and the digest of the training data. `each`: steps have so
-    many samples for each member of a view instead of `batch`; 0: they do not. `kvstore`: the name of its type."""
+class JobFacts:
+    """What must be the same in a replay. The names of the fields are those of the file.
+
+    workers: at the start. seed: of the options. samples: of an epoch. batch: samples of a step of all workers together.
+    network: its name. data: the digest of the training data. each: if not 0, a step has so many samples for each member
+    of a view, and not `batch`. kvstore: the name of its type.
+    """
 
     workers: int
     seed: int
@@ -77,14 +80,14 @@ class Job:
         return types.find(view.kvstore or self.kvstore).synchronous
 
     def size(self, members: int) -> int:
-        """Samples of a step of so many members."""
+        """The samples of a step of `members` members."""
         return self.each * members or self.batch
 
 
 @dataclass(frozen=True)
-class Entered:
-    """A view, the epoch in which it was entered, and the positions of that epoch that will be dealt again because of
-    losses, each range with its first and last; empty between epochs."""
+class EnteredView:
+    """A view, and the epoch in which it was entered. returned: the positions of that epoch that are assigned again,
+    because their workers are lost, as ranges (first, last); empty between epochs."""
 
     view: View
     epoch: int = 0
@@ -92,26 +95,26 @@ class Entered:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedJob:
     """A job and all views that it has entered, from number 1 on."""
 
-    job: Job
-    entered: tuple[Entered, ...]
+    job: JobFacts
+    entered: tuple[EnteredView, ...]
 
     @property
     def views(self) -> tuple[View, ...]:
-        return tuple(each.view for each in self.entered)
+        return tuple(entered.view for entered in self.entered)
 
     @property
     def members(self) -> tuple[int, ...]:
-        """All that have ever been in a view, in ascending order."""
+        """All workers that have ever been in a view, in ascending order."""
         return tuple(sorted({member for view in self.views for member in view.members}))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, recorded: Recorded) -> None:
+def write(folder: Path, recorded: RecordedJob) -> None:
     """Replace views.json in this folder. Raises UserError when it cannot be written."""
     try:
         whole_file.write(folder / NAME, encode(recorded))
@@ -121,16 +124,16 @@ def write(folder: Path, recorded: Recorded) -> None:
         ) from error
 
 
-def encode(recorded: Recorded) -> bytes:
+def encode(recorded: RecordedJob) -> bytes:
     """The file's content: one line for each view."""
-    rows = ",\n  ".join(json.dumps(_row(each)) for each in recorded.entered)
+    rows = ",\n  ".join(json.dumps(_row(entered)) for entered in recorded.entered)
     job = json.dumps(asdict(recorded.job))
     return f'{{"format": {FORMAT},\n "job": {job},\n "views": [\n  {rows}]}}\n'.encode()
 
 
-def _row(entered: Entered) -> dict[str, object]:
+def _row(entered: EnteredView) -> dict[str, object]:
     view = entered.view
-    lost, left = ([{"member": each.member, "reason": each.reason} for each in all_] for all_ in (view.lost, view.left))
+    lost, left = ([{"member": gone.member, "reason": gone.reason} for gone in all_] for all_ in (view.lost, view.left))
     facts = {"number": view.number, "base": view.base, "hosts": view.hosts, "servers": view.servers, "lost": lost}
     servers = [{"number": lost_server.number, "reason": lost_server.reason} for lost_server in view.lost_servers]
     facts |= {
@@ -151,7 +154,7 @@ def _row(entered: Entered) -> dict[str, object]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, option: str = "") -> Recorded:
+def read(path: Path, option: str = "") -> RecordedJob:
     """The content of a file that `write` wrote. Raises UserError, which names `option` if it is given."""
     where = f"{option} {path}".strip()
     try:
@@ -162,25 +165,26 @@ def read(path: Path, option: str = "") -> Recorded:
         raise UserError(f"{where}: {error}: the file is damaged") from None
 
 
-def parse(content: bytes) -> Recorded:
+def parse(content: bytes) -> RecordedJob:
     """Raises ValueError, which says what is wrong."""
-    found = fields.parsed(content, ("format", "job", "views"))
-    fields.whole(found["format"], "its format", FORMAT, FORMAT + 1)
-    job = _job(found["job"])
-    recorded = Recorded(job, tuple(_entered(row, what, job) for what, row in fields.items(found["views"], "views")))
+    document = fields.parsed(content, ("format", "job", "views"))
+    fields.whole(document["format"], "its format", FORMAT, FORMAT + 1)
+    job = _job(document["job"])
+    rows = fields.items(document["views"], "views")
+    recorded = RecordedJob(job, tuple(_entered(row, name, job) for name, row in rows))
     _check_first(recorded)
     for before, view in zip(recorded.views, recorded.views[1:], strict=False):
         _check_next(before, view)
     return recorded
 
 
-def _job(value: Any) -> Job:
-    found = fields.fields(value, "job", [*Job.__annotations__])
+def _job(value: Any) -> JobFacts:
+    values = fields.fields(value, "job", [*JobFacts.__annotations__])
     least = {"workers": 1, "seed": 0, "samples": 1, "batch": 1, "epochs": 1, "each": 0}
-    numbers = {name: fields.whole(found[name], name, low) for name, low in least.items()}
-    kvstore = _kvstore(found["kvstore"], "kvstore")
-    network, data = (fields.text(found[name], name) for name in ("network", "data"))
-    return Job(**numbers, network=network, data=data, kvstore=kvstore)
+    numbers = {name: fields.whole(values[name], name, low) for name, low in least.items()}
+    kvstore = _kvstore(values["kvstore"], "kvstore")
+    network, data = (fields.text(values[name], name) for name in ("network", "data"))
+    return JobFacts(**numbers, network=network, data=data, kvstore=kvstore)
 
 
 def _kvstore(value: Any, what: str) -> str:
@@ -190,43 +194,43 @@ def _kvstore(value: Any, what: str) -> str:
     return kvstore
 
 
-def _entered(value: Any, what: str, job: Job) -> Entered:
-    found = fields.fields(value, what, _FIELDS)
-    number = fields.whole(found["number"], f"{what}: number", 1)
+def _entered(value: Any, what: str, job: JobFacts) -> EnteredView:
+    row = fields.fields(value, what, _FIELDS)
+    number = fields.whole(row["number"], f"{what}: number", 1)
     what = f"view {number}"
-    base, servers = fields.whole(found["base"], f"{what}: base"), fields.wholes(found["servers"], f"{what}: servers")
-    hosts = fields.items(found["hosts"], f"{what}: hosts")
+    base, servers = fields.whole(row["base"], f"{what}: base"), fields.wholes(row["servers"], f"{what}: servers")
+    hosts = fields.items(row["hosts"], f"{what}: hosts")
     members = tuple(fields.wholes(host, name, MOST_RANKS) for name, host in hosts)
     lost, left = (
-        tuple(_lost(field, place) for place, field in fields.items(found[name], f"{what}: {name}"))
+        tuple(_lost(field, place) for place, field in fields.items(row[name], f"{what}: {name}"))
         for name in ("lost", "left")
     )
-    epoch = fields.whole(found["epoch"], f"{what}: epoch")
-    back = fields.items(found["returned"], f"{what}: returned")
-    joined = fields.wholes(found["joined"], f"{what}: joined", MOST_RANKS)
-    shares = _shares(found["shares"], f"{what}: shares", job.size(sum(map(len, members))))
-    behind = fields.wholes(found["behind"], f"{what}: behind", MOST_RANKS)
-    gone = fields.items(found["lost_servers"], f"{what}: lost_servers")
+    epoch = fields.whole(row["epoch"], f"{what}: epoch")
+    back = fields.items(row["returned"], f"{what}: returned")
+    joined = fields.wholes(row["joined"], f"{what}: joined", MOST_RANKS)
+    shares = _shares(row["shares"], f"{what}: shares", job.size(sum(map(len, members))))
+    behind = fields.wholes(row["behind"], f"{what}: behind", MOST_RANKS)
+    gone = fields.items(row["lost_servers"], f"{what}: lost_servers")
     lost_servers = tuple(_lost_server(each, name) for name, each in gone)
-    came = fields.wholes(found["joined_servers"], f"{what}: joined_servers")
-    hands = fields.wholes(found["hands_over"], f"{what}: hands_over", MOST_RANKS)
-    kvstore = "" if found["kvstore"] == "" else _kvstore(found["kvstore"], f"{what}: kvstore")
-    staleness = fields.number(found["staleness"], f"{what}: staleness")
+    came = fields.wholes(row["joined_servers"], f"{what}: joined_servers")
+    hands = fields.wholes(row["hands_over"], f"{what}: hands_over", MOST_RANKS)
+    kvstore = "" if row["kvstore"] == "" else _kvstore(row["kvstore"], f"{what}: kvstore")
+    staleness = fields.number(row["staleness"], f"{what}: staleness")
     view = View(
         *(number, base, members, servers, NEVER, lost, joined, shares, behind, lost_servers, left, came, hands),
-        *(kvstore, staleness, fields.flag(found["drains"], f"{what}: drains")),
+        *(kvstore, staleness, fields.flag(row["drains"], f"{what}: drains")),
     )
-    return Entered(view, epoch, tuple(_range(each, name, job) for name, each in back))
+    return EnteredView(view, epoch, tuple(_range(each, name, job) for name, each in back))
 
 
 def _lost(value: Any, what: str) -> Lost:
-    found = fields.fields(value, what, ("member", "reason"))
-    return Lost(fields.whole(found["member"], f"{what}: member"), fields.text(found["reason"], f"{what}: reason"))
+    row = fields.fields(value, what, ("member", "reason"))
+    return Lost(fields.whole(row["member"], f"{what}: member"), fields.text(row["reason"], f"{what}: reason"))
 
 
 def _lost_server(value: Any, what: str) -> LostServer:
-    found = fields.fields(value, what, ("number", "reason"))
-    return LostServer(fields.whole(found["number"], f"{what}: number"), fields.text(found["reason"], f"{what}: reason"))
+    row = fields.fields(value, what, ("number", "reason"))
+    return LostServer(fields.whole(row["number"], f"{what}: number"), fields.text(row["reason"], f"{what}: reason"))
 
 
 def _shares(value: Any, what: str, size: int) -> tuple[int, ...]:
@@ -236,14 +240,14 @@ def _shares(value: Any, what: str, size: int) -> tuple[int, ...]:
     return shares
 
 
-def _range(value: Any, what: str, job: Job) -> tuple[int, int]:
+def _range(value: Any, what: str, job: JobFacts) -> tuple[int, int]:
     first, last = fields.wholes(value, what, job.samples, length=2)
     if first > last:
         raise ValueError(f"{what} is from {first} to {last}")
     return first, last
 
 
-def _check_first(recorded: Recorded) -> None:
+def _check_first(recorded: RecordedJob) -> None:
     if not recorded.entered:
         raise ValueError("it has no views")
     view, workers = recorded.views[0], recorded.job.workers
@@ -275,20 +279,20 @@ def _check_next(before: View, view: View) -> None:
 # -- a replay ---------------------------------------------------------------------------------------------------------
 
 
-def check_same(recorded: Recorded, own: Job, option: str) -> None:
+def check_same(recorded: RecordedJob, own: JobFacts, option: str) -> None:
     """Raises UserError, which begins with `option` and lists each different fact, unless the file is of such a job."""
     job = recorded.job
-    names = [name for name in Job.__annotations__ if _fact(job, name) != _fact(own, name)]
+    names = [name for name in JobFacts.__annotations__ if _fact(job, name) != _fact(own, name)]
     if not names:
         return
-    theirs, ours = (_listed([_FACTS[name].format(_fact(each, name)) for name in names]) for each in (job, own))
+    theirs, ours = (_listed([_FACTS[name].format(_fact(facts, name)) for name in names]) for facts in (job, own))
     fixes = dict.fromkeys(_FIXES[name].format(_option_value(job, name)) for name in names)
     raise UserError(
         f"{option}: it is of a job with {theirs}, this one has {ours}: start this job with {_listed([*fixes])}"
     )
 
 
-def check_together(recorded: Recorded, option: str) -> None:
+def check_together(recorded: RecordedJob, option: str) -> None:
     """Raises UserError, which begins with `option`, if the recorded job had views in which workers made steps of their
     own."""
     changed = next((view for view in recorded.views if not recorded.job.together(view)), None)
@@ -299,7 +303,7 @@ def check_together(recorded: Recorded, option: str) -> None:
         )
 
 
-def check_ranks(recorded: Recorded, ranks: int, option: str) -> None:
+def check_ranks(recorded: RecordedJob, ranks: int, option: str) -> None:
     """Raises UserError, which begins with `option`, unless all workers of the file have ranks below `ranks`."""
     last = recorded.members[-1]
     if last >= ranks:
@@ -334,12 +338,12 @@ _FIXES = {
 }
 
 
-def _fact(job: Job, name: str) -> object:
+def _fact(job: JobFacts, name: str) -> object:
     """As a message shows it."""
     return ("per-worker" if job.each else "constant") if name == "each" else getattr(job, name)
 
 
-def _option_value(job: Job, name: str) -> object:
+def _option_value(job: JobFacts, name: str) -> object:
     return job.batch // job.workers if name == "batch" else _fact(job, name)
 
 

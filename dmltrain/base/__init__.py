@@ -1,1 +1,1 @@
-"""What every part needs and that needs no part: errors, the environment, arrays, files that are whole, texts."""
+"""What every other package needs, and what needs none of them: errors, the environment, arrays, whole files, texts."""

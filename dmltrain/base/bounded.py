@@ -1,4 +1,4 @@
-"""Reads a file whole only if it fits into memory twice: its bytes, and the arrays that are made of them."""
+"""Reads a whole file, but only if memory has room for it twice: for its bytes and for the arrays made of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How much of a host's CPUs and memory is in use, by any process: the counters of /proc and of control groups. Linux.
 
-What a host has is what this process may use: the CPUs of its affinity or, with a CPU quota, that many cores; the
-machine's memory, or the limit of a control group. In a control group with a quota only the group's own processes count.
+What a host has is here what this process may use. CPUs: those of its affinity, or as many cores as a CPU quota allows.
+Memory: the machine's, or the limit of a control group. With a CPU quota only the group's own processes count as users.
 
 Agents use it, too: standard library only, Python 3.8.
 """
@@ -22,7 +22,7 @@ class Capacity:
 
     def __init__(self, proc: str = "/proc", root: str = ""):
         self.proc = proc
-        self.cpus = {b"cpu%d" % each for each in os.sched_getaffinity(0)}
+        self.cpus = {b"cpu%d" % number for number in os.sched_getaffinity(0)}
         self.cores: float = len(self.cpus)
         self._group = ""  # the file with the CPU time of the group whose quota counts
         for hierarchy in groups("cpu", proc, root):
@@ -31,7 +31,9 @@ class Capacity:
                 if cores is not None and 0 < cores < self.cores and (file := _time_file(folder, hierarchy, proc, root)):
                     self.cores, self._group = cores, file
         total = self._memory()[0]
-        self._limited = [each for every in groups("memory", proc, root) for each in every if 0 < _limit(each) < total]
+        self._limited = [
+            folder for hierarchy in groups("memory", proc, root) for folder in hierarchy if 0 < _limit(folder) < total
+        ]
 
     def busy(self) -> float | None:
         """CPU time in seconds until now; None if it is unknown. Divide a difference by `cores` and the time."""
@@ -49,7 +51,7 @@ class Capacity:
         return busy / TICKS if known else None
 
     def memory(self) -> float | None:
-        """The fraction of the memory in use, or of the limit of a control group if that is closer."""
+        """The fraction of the memory that is in use. Of the machine and each limited control group, the largest."""
         total, available = self._memory()
         shares = [1 - available / total] if total else []
         for folder in self._limited:
@@ -60,8 +62,8 @@ class Capacity:
 
     def _memory(self) -> tuple[int, int]:
         """All memory of the machine, and what is available, in bytes; 0 if unknown."""
-        found = re.findall(r"^(\w+): +(\d+) kB", text(f"{self.proc}/meminfo"), re.MULTILINE)
-        known = {name: 1024 * int(number) for name, number in found}
+        lines = re.findall(r"^(\w+): +(\d+) kB", text(f"{self.proc}/meminfo"), re.MULTILINE)
+        known = {name: 1024 * int(number) for name, number in lines}
         return known.get("MemTotal", 0), known.get("MemAvailable", known.get("MemFree", 0))
 
 
@@ -71,22 +73,22 @@ class Capacity:
 def groups(controller: str, proc: str = "/proc", root: str = "") -> list[list[str]]:
     """The folders of this process's control group and of all groups that contain it, the process's own first: one list
     for each hierarchy that can have `controller` (v1's names: cpu, cpuacct, memory)."""
-    mounts, found = _mounts(text(f"{proc}/self/mountinfo")), []
+    mounts, hierarchies = _mounts(text(f"{proc}/self/mountinfo")), []
     for line in text(f"{proc}/self/cgroup").splitlines():
         number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         kind = "cgroup2" if number == "0" and not controllers else ""
         kind = controller if controller in controllers.split(",") else kind
         if kind in mounts:
             top, mount = mounts[kind]
-            found.append(_upwards(root + mount, _below(path, top)))
-    return found
+            hierarchies.append(_upwards(root + mount, _below(path, top)))
+    return hierarchies
 
 
 def quota(folder: str) -> float | None:
     """The CPU quota of one group in cores; None without a quota."""
     words = text(f"{folder}/cpu.max").split()
     if not words:
-        words = [text(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
+        words = [text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     if words[0] in UNLIMITED:
         return None
     with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):
@@ -96,7 +98,7 @@ def quota(folder: str) -> float | None:
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
     """{"cgroup2" or a controller of v1: (mounted group, mount point)}; man 5 proc describes the lines."""
-    found: dict[str, tuple[str, str]] = {}
+    known: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         mount, _, source = line.partition(" - ")
         mounts, sources = mount.split(), source.split()
@@ -104,8 +106,8 @@ def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
             continue
         controllers = {"cgroup2": ["cgroup2"], "cgroup": sources[2].split(",")}.get(sources[0], [])
         for controller in controllers:
-            found.setdefault(controller, (_plain(mounts[3]), _plain(mounts[4])))
-    return found
+            known.setdefault(controller, (_plain(mounts[3]), _plain(mounts[4])))
+    return known
 
 
 def _plain(path: str) -> str:
@@ -115,7 +117,7 @@ def _plain(path: str) -> str:
 
 def _below(path: str, top: str) -> list[str]:
     """The names from the mounted group `top` down to the group `path`; [] if it is not below `top`."""
-    names, above = ([name for name in each.split("/") if name] for each in (path, top))
+    names, above = ([name for name in folder.split("/") if name] for folder in (path, top))
     if OTHER_ROOT in names or names[: len(above)] != above:
         return []
     return names[len(above) :]
@@ -127,10 +129,13 @@ def _upwards(mount: str, names: list[str]) -> list[str]:
 
 
 def _time_file(folder: str, hierarchy: list[str], proc: str, root: str) -> str:
-    """Of a group with a quota; "" if it has none. With v1 it may be in another hierarchy that has the same group."""
+    """The file with the CPU time of a group that has a quota; "" if there is none. With cgroup v1 it may be in another
+    hierarchy that has a group of the same name."""
     name = folder[len(hierarchy[-1]) :]
-    beside = [each for every in groups("cpuacct", proc, root) for each in every if each[len(every[-1]) :] == name]
-    files = [f"{folder}/cpu.stat", *(f"{each}/cpuacct.usage" for each in beside)]
+    beside = [
+        group for groups_ in groups("cpuacct", proc, root) for group in groups_ if group[len(groups_[-1]) :] == name
+    ]
+    files = [f"{folder}/cpu.stat", *(f"{group}/cpuacct.usage" for group in beside)]
     return next((file for file in files if _group_seconds(file) is not None), "")
 
 
@@ -156,8 +161,8 @@ def _used(folder: str) -> int | None:
 
 
 def _number(path: str) -> int:
-    found = text(path).strip()
-    return int(found) if found.isdigit() else 0
+    content = text(path).strip()
+    return int(content) if content.isdigit() else 0
 
 
 def text(path: str) -> str:

@@ -202,10 +202,10 @@ def _switch(values: Mapping[str, str], name: str) -> bool | None:
 
 def _processes(values: Mapping[str, str], name: str) -> frozenset[tuple[str, int]]:
     """Roles and numbers, such as worker:3,server:0."""
-    found = [word.partition(":") for word in values.get(name, "").split(",") if word]
-    if not all(role in ("server", "worker") and number.isdecimal() for role, _, number in found):
+    parts = [word.partition(":") for word in values.get(name, "").split(",") if word]
+    if not all(role in ("server", "worker") and number.isdecimal() for role, _, number in parts):
         raise UserError(f"{name}={values[name]!r}: expected processes such as worker:3,server:0")
-    return frozenset((role, int(number)) for role, _, number in found)
+    return frozenset((role, int(number)) for role, _, number in parts)
 
 
 def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) -> float:

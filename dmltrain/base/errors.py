@@ -31,8 +31,8 @@ class Unreadable(JobLost):
 
 
 class Diverged(Exception):
-    """Workers that must have the same weights do not; the message names them. No user's mistake, so that a restart from
-    the last checkpoint may help."""
+    """Workers that must have the same weights have different ones; the message names them. It is not a mistake of the
+    user, so a restart from the last checkpoint may help."""
 
     exit_code = 1
 

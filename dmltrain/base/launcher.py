@@ -1,4 +1,4 @@
-"""Finds the launcher, which is a program of its own: dmltrain imports nothing of it."""
+"""Finds the launcher. It is a separate program: dmltrain imports nothing of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAUNCHER = "dmltrain-launch"
 def launcher() -> str:
     """The path of dmltrain-launch beside this program or this Python, else on the path. UserError if there is none."""
     beside = (Path(program).parent / LAUNCHER for program in (sys.argv[0], sys.executable) if "/" in program)
-    found = next((str(path) for path in beside if os.access(path, os.X_OK)), None) or shutil.which(LAUNCHER)
-    if not found:
+    path_of_launcher = next((str(path) for path in beside if os.access(path, os.X_OK)), None) or shutil.which(LAUNCHER)
+    if not path_of_launcher:
         raise UserError(f"{LAUNCHER} is neither beside {sys.executable} nor on the path: install dmltrain there")
-    return found
+    return path_of_launcher

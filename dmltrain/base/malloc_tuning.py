@@ -1,8 +1,8 @@
-"""Memory that a training process frees stays in the process, for its next step.
+"""Keeps memory that a training process frees in the process, for its next step.
 
-A training step allocates what the step before has freed. glibc gives freed memory back to the kernel (blocks over 32
-MiB always), and gets it again as pages that the kernel has to clear. On CPUs that takes up to a fifth of a step
-(docs/performance.md). mallopt(3), M_TRIM_THRESHOLD and M_MMAP_MAX.
+A training step allocates about what the step before has freed. glibc returns freed memory to the kernel (blocks over
+32 MiB always). When the process allocates again, the kernel has to clear each page. On CPUs that takes up to a fifth of
+a step (docs/performance.md). See mallopt(3), M_TRIM_THRESHOLD and M_MMAP_MAX.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "M
 
 
 def keep_freed_memory() -> bool:
-    """Do so from now on. Returns False, and changes nothing, with another C library than glibc, or if the environment
-    has settings of its own for glibc's malloc."""
+    """Keep freed memory from now on. Returns False, and changes nothing, if the C library is not glibc, or if the
+    environment has settings for glibc's malloc."""
     if any(name in os.environ for name in OWN) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     library = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
 """Zip archives of arrays from untrusted bytes: numpy's npz, and the checks for any archive before a library opens it.
 
-Members are stored, never compressed (numpy.savez and torch.save write them so), so that what is read takes no more
-memory than the file: a compressed member could become a thousand times as large.
+Only members that are stored, not compressed, are accepted; numpy.savez and torch.save write such members. So what is
+read takes no more memory than the file. A compressed member could become a thousand times as large.
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ def read(content: _Bytes) -> Mapping[str, Array]:
 def shapes(content: _Bytes) -> Mapping[str, tuple[int, ...]]:
     """The shapes of the arrays of an npz by name, without their elements. Raises ValueError like `read`."""
     check(content)
-    found: dict[str, tuple[int, ...]] = {}
+    shapes_by_name: dict[str, tuple[int, ...]] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in archive.infolist():
                 with archive.open(member) as stream:
-                    found[member.filename.removesuffix(".npy")] = _header(stream)[0]
+                    shapes_by_name[member.filename.removesuffix(".npy")] = _header(stream)[0]
     except Exception as error:  # zipfile and numpy raise many types of errors for damaged files
         raise ValueError(f"not an archive of arrays: {str(error)[:200]}") from error
-    return found
+    return shapes_by_name
 
 
 def _check_directory(content: _Bytes) -> None:
-    """Check the table of contents before it is read: all readers find the same one, right before the end record."""
+    """Check the place of the table of contents before a library reads it: it has to be right before the end record,
+    where all readers find the same one."""
     end = content.rfind(b"PK\5\6", max(0, len(content) - 65_557))  # 22 bytes, and a comment of up to 65,535
     if end < 0 or end + 22 > len(content):
         raise ValueError("the end of the archive is missing or altered")
@@ -88,9 +89,9 @@ def _array(data: bytes) -> Array:
     """The array of a .npy file. Raises ValueError, or what numpy raises for a damaged header."""
     stream = io.BytesIO(data)
     shape, by_columns, dtype = _header(stream)
-    found, expected = len(data) - stream.tell(), math.prod(shape) * dtype.itemsize
-    if dtype.kind not in "biuf" or min(shape, default=0) < 0 or found != expected:
-        raise ValueError(f"{found} bytes of {str(dtype)[:50]} for {shape}, expected {expected} bytes of numbers")
+    actual, expected = len(data) - stream.tell(), math.prod(shape) * dtype.itemsize
+    if dtype.kind not in "biuf" or min(shape, default=0) < 0 or actual != expected:
+        raise ValueError(f"{actual} bytes of {str(dtype)[:50]} for {shape}, expected {expected} bytes of numbers")
     array = np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape, order="F" if by_columns else "C")
     return array.copy(order="K")
 

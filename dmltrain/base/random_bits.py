@@ -1,8 +1,8 @@
 """Random 64-bit words for data and initial weights; they depend on (seed, epoch, purpose) only.
 
-They come from numpy's raw bit generator, whose output is the same in all numpy versions; that of the distributions of
-`numpy.random.Generator` is not (NEP 19). Hosts with different versions must agree on every epoch's permutation, or
-samples would be skipped or repeated.
+They come from numpy's raw bit generator, whose output is the same in all versions of numpy. The output of the
+distributions of `numpy.random.Generator` may change between versions (NEP 19). Hosts with different versions must agree
+on the permutation of each epoch; else samples would be skipped or repeated.
 """
 
 import numpy as np
@@ -23,10 +23,10 @@ def words(count: int, seed: int, epoch: int, purpose: int) -> Array:
 
 def words_from(first: int, count: int, seed: int, epoch: int, purpose: int) -> Array:
     """Words first to first + count - 1 of the same stream; the others are not computed."""
-    made = generator(seed, epoch, purpose)
-    made.advance(first // BLOCK)
+    stream = generator(seed, epoch, purpose)
+    stream.advance(first // BLOCK)
     skipped = first % BLOCK
-    return made.random_raw(skipped + count)[skipped:]
+    return stream.random_raw(skipped + count)[skipped:]
 
 
 def generator(seed: int, epoch: int, purpose: int) -> np.random.Philox:

@@ -1,4 +1,4 @@
-"""What the commands print: a text in it that somebody else has written neither controls the terminal nor hides itself.
+"""Makes printed texts safe: a text of another origin can neither control the terminal nor hide itself.
 
 Names of files and classes, records, logs and messages of libraries can have any characters. Control characters, those
 that change the direction of text, and bytes that are no UTF-8 are printed as their escape sequences in Python; lines
@@ -22,7 +22,7 @@ _CONTROLS = bytes((*range(9), *range(11, 32), 127))
 
 def safe_lines(text: str) -> str:
     """The text as it is printed."""
-    if text.isascii() and len(text.encode().translate(None, _CONTROLS)) == len(text):  # long tables; in no time
+    if text.isascii() and len(text.encode().translate(None, _CONTROLS)) == len(text):  # a fast test, for long tables
         return text
     return _IN_LINES.sub(_escaped, text)
 
@@ -32,8 +32,8 @@ def one_line(text: str) -> str:
     return _IN_ONE.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 class Safe:
@@ -52,7 +52,7 @@ class Safe:
 
 @contextlib.contextmanager
 def printed() -> Iterator[None]:
-    """All that is printed inside is safe, also what argparse prints. What goes to closed streams is dropped."""
+    """Inside this context or function all that is printed is safe, also by argparse. Closed streams drop their text."""
     open_missing_streams()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream if isinstance(stream, Safe) else Safe(stream) for stream in before)
@@ -63,8 +63,8 @@ def printed() -> Iterator[None]:
 
 
 def open_missing_streams() -> None:
-    """Take /dev/null for standard streams that are closed (`>&-`, some daemons), as if they were sent there: else the
-    next file that is opened would get their number, and what is printed."""
+    """Open /dev/null for standard streams that are closed (`>&-`, some daemons). Else the next file that is opened
+    would get the number of such a stream, and printed texts would go into that file."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -80,5 +80,5 @@ def open_missing_streams() -> None:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream as it was outside of `printed`."""
+    """The stream without the protection by `printed`, for output that controls the terminal on purpose."""
     return stream.raw if isinstance(stream, Safe) else stream

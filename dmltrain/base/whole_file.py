@@ -1,9 +1,9 @@
 """Write a file whole or not at all: a full disk, kill -9 and a power cut leave the old file or the new one.
 
-The content goes to a temporary file beside the target, which is synced, renamed, and the folder synced. A temporary
-file is locked while its writer lives, so what killed writers left can be removed, and what others write is not. On some
-shared file systems a lock counts on one host only. So the name also tells the host, and files of other hosts stay until
-they are a day old. Where nothing can be locked, all stay.
+The content goes to a temporary file beside the target. This file is synced and renamed, then the folder is synced. A
+temporary file is locked while its writer lives. So files of killed writers can be told from those of running ones, and
+are removed. On some shared file systems a lock is seen by one host only. So the name has a mark of the host, and files
+of other hosts are removed only when they are a day old. Where files cannot be locked, none is removed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def write(
     lock: Callable[[int, int], None] = fcntl.flock,
     confirm: Callable[[], None] = lambda: None,
 ) -> None:
-    """Replace `target` by `content`, in one or more pieces, and remove what killed writers of it left. OSError if it
-    cannot be written: it is then unchanged, unless only the folder could not be synced. `mode` counts as far as the
-    umask lets it; `sync(descriptor)` returns when the file, or the folder's entries, are on disk. `confirm` raises an
-    error if the target is not to be replaced after all."""
+    """Replace `target` by `content`, in one or more pieces, and remove temporary files of killed writers of it.
+
+    OSError: it cannot be written. The target is then unchanged, unless only the folder could not be synced. mode: of a
+    new file, less the umask. sync(descriptor): returns when the file, or the folder's entries, are on disk. confirm:
+    called before the rename; it raises an error if the target must not be replaced after all.
+    """
     remove_left(target.parent, re.escape(target.name), lock)
     with temporary(target, mode, lock) as (descriptor, path):
         for piece in [content] if isinstance(content, (bytes, bytearray, memoryview)) else content:
@@ -49,7 +51,7 @@ def write(
 
 
 def put(path: Path, descriptor: int, target: Path, sync: Callable[[int], None] = os.fsync) -> None:
-    """Give the whole file at `path`, open as `descriptor`, its name `target`, on disk too."""
+    """Sync the complete file at `path`, open as `descriptor`, rename it to `target`, and sync the folder."""
     sync(descriptor)
     os.replace(path, target)
     _sync_folder(target.parent, sync)
@@ -75,11 +77,13 @@ def _create(target: Path, mode: int, lock: Callable[[int, int], None]) -> tuple[
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         if _locked(descriptor, lock) and _names(path, descriptor):
             return descriptor, path
-        os.close(descriptor)  # another process has just taken it for the file of a killed writer, and removes it
+        # A race: before this process had the lock, another one took the file for a killed writer's, and removes it.
+        os.close(descriptor)
 
 
 def _locked(descriptor: int, lock: Callable[[int, int], None]) -> bool:
-    """Lock the file; False if another process has the lock. True where files cannot be locked: none is removed."""
+    """Lock the file; False if another process has the lock. True where files cannot be locked, because there no file of
+    a killed writer is removed."""
     try:
         lock(descriptor, EXCLUSIVE)
     except OSError as error:
@@ -104,8 +108,8 @@ def remove_left(folder: Path, names: str, lock: Callable[[int, int], None] = fcn
 
 
 def _remove_if_left(path: Path, age: float, lock: Callable[[int, int], None]) -> None:
-    """`age`: in seconds, of the last change."""
-    with contextlib.suppress(OSError):  # its writer lives, it belongs to another user, or nothing can be locked
+    """Remove the file, unless its writer lives or it was changed in the last `age` seconds."""
+    with contextlib.suppress(OSError):  # its writer lives, it belongs to another user, or files cannot be locked
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not age or time.time() - os.fstat(descriptor).st_mtime > age:

@@ -1,4 +1,4 @@
-"""Work that threads do in advance, with its results in order."""
+"""Results that threads compute in advance, in order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ Result = TypeVar("Result")
 def ahead(
     start: Callable[[Executor, int], Callable[[], Result]], indices: Iterable[int], threads: int, limit: int
 ) -> Iterator[Result]:
-    """The results of these indices, in order, computed by `threads` threads, at most `limit` in advance.
-    `start(pool, index)` gives the work on a result to the pool, and returns the function that waits for it."""
+    """The results for these indices, in order. `threads` threads compute them, at most `limit` in advance.
+
+    start(pool, index): submits the work on one result to the pool, and returns a function that waits for the result.
+    """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dmltrain-batches")
     waiting: deque[Callable[[], Result]] = deque()
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 
 MAX_STEPS = 200_000  # the batches of CIFAR-10 have about 30,000; each makes an object of 250 bytes at most
-_STORES = ("PUT", "BINPUT", "LONG_BINPUT")  # the unpickler makes room for as many objects as their number says
+_STORES = ("PUT", "BINPUT", "LONG_BINPUT")  # each has a number, and the unpickler reserves memory for as many objects
 _DTYPE_TEXT = 8  # characters of an element type such as <f8
 
 

@@ -1,4 +1,4 @@
-"""From the images of a data set to those of a batch: pad, crop, mirror. Pixels stay uint8.
+"""Augmentation of images in memory, for a whole batch at once: pad, crop, mirror. Pixels stay uint8.
 
 Training crops at random, validation at the centre, as MXNet's ImageRecordIter does with a `data_shape` smaller than the
 image. So the published results of train_cifar10.py are those of a 28x28 network on the centre of each 32x32 image, and

@@ -8,45 +8,46 @@ from dataclasses import dataclass, field
 
 from dmltrain.base.errors import UserError
 
-LOOKED_AT = 64  # records, to see what --skip-broken would have to skip
-NEARLY_ALL = 0.9  # of them: the data have another fault
+LOOKED_AT = 64  # records that are examined, to estimate what --skip-broken would have to allow
+NEARLY_ALL = 0.9  # if this fraction of them is broken, the data have another fault
 
 
 @dataclass(frozen=True)
-class Others:
-    """How many of `looked_at` records, which are spread over all of them, cannot be used."""
+class BrokenEstimate:
+    """Of `examined` records, at equal distances among all `total` records, `broken` cannot be used."""
 
     broken: int
-    looked_at: int
+    examined: int
     total: int
 
     @property
     def nearly_all(self) -> bool:
-        return self.broken >= self.looked_at * NEARLY_ALL
+        return self.broken >= self.examined * NEARLY_ALL
 
     @property
     def expected(self) -> int:
-        """In all records."""
-        return -(-self.broken * self.total // max(1, self.looked_at))
+        """The estimated number of broken records among all."""
+        return -(-self.broken * self.total // max(1, self.examined))
 
     def __str__(self) -> str:
-        if self.looked_at == self.total:
+        if self.examined == self.total:
             return f"{self.broken} of all {self.total} cannot be used"
-        return f"{self.broken} of {self.looked_at} that were looked at, of {self.total}, cannot be used"
+        return f"{self.broken} of {self.examined} that were looked at, of {self.total}, cannot be used"
 
 
-def looked_at(is_broken: Callable[[int], bool], total: int) -> Others:
-    """is_broken: of a record's number below `total`."""
+def estimate_broken(is_broken: Callable[[int], bool], total: int) -> BrokenEstimate:
+    """Examine some of `total` records. is_broken(number): whether the record of this number cannot be used."""
     count = min(total, LOOKED_AT)
-    return Others(sum(is_broken(number * total // count) for number in range(count)), count, total)
+    return BrokenEstimate(sum(is_broken(number * total // count) for number in range(count)), count, total)
 
 
 @dataclass(eq=False)
-class Broken:
-    """`allowed`: in an epoch, training and validation together. Each is reported through `warn`; one more ends the job.
+class SkippedRecords:
+    """Counts skipped records. allowed: per epoch, in training and validation together; one more ends the job. warn: is
+    called with a line for each skipped record.
 
-    A skipped record is absent: no other takes its place. A step divides the sum of its gradients by the planned number
-    of samples all the same, on which the workers have agreed without asking each other.
+    No other sample takes the place of a skipped record. A step still divides the sum of its gradients by the planned
+    number of samples: all workers know that number without asking each other.
     """
 
     allowed: int
@@ -54,8 +55,8 @@ class Broken:
     _count: int = 0  # in this epoch
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, problem: str, others: Callable[[], Others]) -> None:
-        """A record is skipped; `problem` names it. UserError: it is one too many. Several threads call this."""
+    def note(self, problem: str, others: Callable[[], BrokenEstimate]) -> None:
+        """Count a skipped record; `problem` names it. UserError: it is one too many. Several threads call this."""
         with self._lock:
             self._count += 1
             count = self._count
@@ -64,20 +65,20 @@ class Broken:
         self.warn(f"Skipped a record, {count} of at most {self.allowed} in this epoch: {problem}")
 
     def take(self) -> int:
-        """The number since the last call."""
+        """The number of records skipped since the last call."""
         with self._lock:
             count, self._count = self._count, 0
         return count
 
     def check(self, everywhere: int) -> None:
-        """UserError: all workers together have skipped too many records in an epoch."""
+        """UserError if all workers together have skipped `everywhere` records in an epoch, and these are too many."""
         if everywhere > self.allowed:
             raise UserError(
                 f"the workers skipped {everywhere} records in this epoch; --skip-broken {self.allowed} "
                 "allows no more; dmltrain-data verify lists all broken records"
             )
 
-    def _fix(self, others: Others) -> str:
+    def _fix(self, others: BrokenEstimate) -> str:
         listed = "dmltrain-data verify lists all broken records"
         if others.nearly_all:
             return f"{others}, so there is nothing to skip: the data have another fault than broken records; {listed}"

@@ -15,7 +15,7 @@ import numpy as np
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import cifar10_files, source
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.cifar10_files import BASE_URL, CIFAR10, Files
+from dmltrain.data.cifar10_files import BASE_URL, CIFAR10, Cifar10Files
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 
 SHAPE = (3, 32, 32)
@@ -35,7 +35,7 @@ def load(
     image_shape: tuple[int, int, int] | None = None,
     seed: int = 0,
     download: bool = True,
-    files: Files = CIFAR10,
+    files: Cifar10Files = CIFAR10,
     base_url: str = BASE_URL,
 ) -> Dataset:
     """50,000 training images and 10,000 validation images.

@@ -38,7 +38,7 @@ class BatchFile:
 
 
 @dataclass(frozen=True)
-class Files:
+class Cifar10Files:
     """All batches, of `rows` images each, and the md5 of the archives."""
 
     train: tuple[BatchFile, ...]
@@ -48,7 +48,7 @@ class Files:
     md5_python: str
 
 
-CIFAR10 = Files(
+CIFAR10 = Cifar10Files(
     (
         BatchFile("data_batch_1", "5dd7e06a14cb22eb9f671a540d1b7c25", "c99cafc152244af753f735de768cd75f"),
         BatchFile("data_batch_2", "5ea93a67294ea407fff1d09f752e9692", "d4bba439e000b95fd0a9bffe97cbabec"),
@@ -75,7 +75,7 @@ class Form:
     def batch_md5(self, batch: BatchFile) -> str:
         return batch.md5_binary if self.suffix else batch.md5_python
 
-    def archive_md5(self, files: Files) -> str:
+    def archive_md5(self, files: Cifar10Files) -> str:
         return files.md5_binary if self.suffix else files.md5_python
 
     @property
@@ -83,13 +83,13 @@ class Form:
         """Whether all batches have the same size."""
         return bool(self.suffix)
 
-    def size(self, files: Files) -> int:
+    def size(self, files: Cifar10Files) -> int:
         """Bytes of a batch if they are fixed, else their limit: the python batches are 1 % larger than the binary."""
         return files.rows * (1 + PIXELS) * (1 if self.fixed else 2)
 
 
 def read(
-    folder: Path, needed: tuple[BatchFile, ...], files: Files, download: bool, base_url: str
+    folder: Path, needed: tuple[BatchFile, ...], files: Cifar10Files, download: bool, base_url: str
 ) -> Iterator[tuple[BatchFile, Arrays]]:
     """Each needed batch once, in any order, from the first form found in `folder`, else from a download.
 
@@ -126,7 +126,7 @@ def _refuse_incomplete(folder: Path, needed: tuple[BatchFile, ...]) -> None:
 
 
 def _from_files(
-    place: Path, needed: tuple[BatchFile, ...], files: Files, form: Form
+    place: Path, needed: tuple[BatchFile, ...], files: Cifar10Files, form: Form
 ) -> Iterator[tuple[BatchFile, Arrays]]:
     for batch in needed:
         path = place / (batch.name + form.suffix)
@@ -135,7 +135,7 @@ def _from_files(
 
 
 def _from_archive(
-    archive: Path, needed: tuple[BatchFile, ...], files: Files, form: Form
+    archive: Path, needed: tuple[BatchFile, ...], files: Cifar10Files, form: Form
 ) -> Iterator[tuple[BatchFile, Arrays]]:
     wanted = {batch.name + form.suffix: batch for batch in needed}
     for name, data in _members(archive, set(wanted), files, form):
@@ -147,7 +147,7 @@ def _from_archive(
     raise UserError(f"{archive}: {', '.join(wanted)} missing")
 
 
-def _members(archive: Path, names: set[str], files: Files, form: Form) -> Iterator[tuple[str, bytes]]:
+def _members(archive: Path, names: set[str], files: Cifar10Files, form: Form) -> Iterator[tuple[str, bytes]]:
     """The regular files of these names in the archive's folder or at its top level, each only once."""
     own = f"unpack it in {archive.parent}: each batch is checked as well"
     with source.archive(archive, form.archive_md5(files), own) as file:

@@ -2,8 +2,7 @@
 
 Other modules do not assume that a data set fits in memory or that its images have one size: a split returns the
 pixels of the network's input, augmented and cropped, for the samples that it is asked for; the trainers normalise them
-on their devices. `Split` has all images in memory; `Decoded` (decoded.py) decodes each sample when it is
-needed.
+on their devices. `Split` has all images in memory; `Decoded` (decoded.py) decodes each sample when it is needed.
 """
 
 import logging
@@ -19,7 +18,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import augment as augmenting
 from dmltrain.data.augment import Augmentation
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.images import ImageAugmentation
 
 Shape = tuple[int, int, int]
@@ -32,15 +31,17 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def room(self, count: int) -> Array:
-        """A new array for `count` images: uint8 (count, C, H, W), in the order of memory that suits."""
+    def new_images(self, count: int) -> Array:
+        """A new array for `count` images: uint8 (count, C, H, W), in the memory order that this split writes best."""
 
-    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
-        """These samples (int64 (n,), from 0 to len - 1; n may be 0), augmented, in `room` if given. `words` (uint64
-        (n,)) are the samples' only random numbers; they depend on the seed, the epoch and the position in it only. The
-        label of a sample that takes no part, because it cannot be decoded, is ABSENT."""
+    def training(self, samples: Array, words: Array, out: Array | None = None) -> Inputs:
+        """These samples (int64 (n,), from 0 to len - 1; n may be 0), augmented; the images are in `out` if it is given.
 
-    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
+        `words`, uint64 (n,), are the only random numbers of the samples; they depend on the seed, the epoch and the
+        position in it only. The label of a sample that is left out, because it cannot be decoded, is ABSENT.
+        """
+
+    def evaluation(self, samples: Array, out: Array | None = None) -> Inputs:
         """These samples without augmentation."""
 
 
@@ -64,7 +65,7 @@ class Description:
 
     augmentation, normalisation: of its images, also where they come from files of the user (fields of
     ImageAugmentation). reads_files: it has no files of its own, and `load` takes `files`, an ImageFiles. is_made: its
-    images are made, not read, and `load` takes `num_classes` and `part`, a worker's (rank, number of workers).
+    images are computed, not read, and `load` takes `num_classes` and `part`: (rank of a worker, number of workers).
     """
 
     num_classes: int
@@ -113,24 +114,24 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def room(self, count: int) -> Array:
+    def new_images(self, count: int) -> Array:
         return np.empty((count, self.images.shape[1], *self.augment.crop), np.uint8)
 
-    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
+    def training(self, samples: Array, words: Array, out: Array | None = None) -> Inputs:
         height, width = self.images.shape[2:]
         draws = augmenting.choose(self.augment, height, width, words)
         images = augmenting.training_images(self.images, samples, self.augment, draws)
-        return _placed(images, room), self.labels[samples]
+        return _placed(images, out), self.labels[samples]
 
-    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
-        return _placed(augmenting.evaluation_images(self.images, samples, self.augment), room), self.labels[samples]
+    def evaluation(self, samples: Array, out: Array | None = None) -> Inputs:
+        return _placed(augmenting.evaluation_images(self.images, samples, self.augment), out), self.labels[samples]
 
 
-def _placed(images: Array, room: Array | None) -> Array:
-    if room is None:
+def _placed(images: Array, out: Array | None) -> Array:
+    if out is None:
         return images
-    room[:] = images
-    return room
+    out[:] = images
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +144,14 @@ class First:
     def __len__(self) -> int:
         return min(self.count, len(self.samples))
 
-    def room(self, count: int) -> Array:
-        return self.samples.room(count)
+    def new_images(self, count: int) -> Array:
+        return self.samples.new_images(count)
 
-    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
-        return self.samples.training(samples, words, room)
+    def training(self, samples: Array, words: Array, out: Array | None = None) -> Inputs:
+        return self.samples.training(samples, words, out)
 
-    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
-        return self.samples.evaluation(samples, room)
+    def evaluation(self, samples: Array, out: Array | None = None) -> Inputs:
+        return self.samples.evaluation(samples, out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +167,7 @@ class Dataset:
     image_shape: Shape
     normalisation: Normalisation = field(default_factory=Normalisation)
     digests: Mapping[str, str] = field(default_factory=dict)  # sha256
-    broken: Broken | None = None
+    broken: SkippedRecords | None = None
 
 
 def examples_to_use(num_examples: int | None, available: int) -> int:

@@ -64,7 +64,7 @@ def fetch(
 
 
 class _Broken(Exception):
-    """The download is incomplete or not the file, or another process makes no progress with it."""
+    """The download is incomplete, or has other content, or another process that downloads it makes no progress."""
 
 
 def _reason(error: Exception) -> str:
@@ -126,6 +126,7 @@ def _lock(target: Path, stall: float, poll: float = 0.1) -> Iterator[None]:
     try:
         yield
     finally:
+        # Deleted while it is locked: a process that has opened it sees by its inode that it is gone (_try_lock).
         path.unlink(missing_ok=True)
         file.close()
 
@@ -143,7 +144,8 @@ def _try_lock(path: Path) -> BinaryIO | None:
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else its holder has just deleted it
+        # A race: the holder of the lock may have deleted the file between `open` and `flock`.
+        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
             return file
     except (BlockingIOError, FileNotFoundError):
         pass

@@ -26,17 +26,17 @@ class Enlarged:
     def __len__(self) -> int:
         return len(self.split)
 
-    def room(self, count: int) -> Array:
+    def new_images(self, count: int) -> Array:
         return np.empty((count, *self.shape), np.uint8)
 
-    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
-        return self._enlarged(*self.split.training(samples, words), room)
+    def training(self, samples: Array, words: Array, out: Array | None = None) -> Inputs:
+        return self._enlarged(*self.split.training(samples, words), out)
 
-    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
-        return self._enlarged(*self.split.evaluation(samples), room)
+    def evaluation(self, samples: Array, out: Array | None = None) -> Inputs:
+        return self._enlarged(*self.split.evaluation(samples), out)
 
-    def _enlarged(self, small: Array, labels: Array, room: Array | None) -> Inputs:
-        images = self.room(len(small)) if room is None else room
+    def _enlarged(self, small: Array, labels: Array, out: Array | None) -> Inputs:
+        images = self.new_images(len(small)) if out is None else out
         images[:] = 0
         height, width = (edge * self.factor for edge in small.shape[2:])
         top, left = (self.shape[1] - height) // 2, (self.shape[2] - width) // 2

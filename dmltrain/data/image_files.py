@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.dataset import Dataset, ImageFiles, Shape, examples_to_use
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.readers import Reader, open_reader
@@ -16,8 +16,8 @@ from dmltrain.data.readers import Reader, open_reader
 def load(
     name: str, files: ImageFiles, shape: Shape, normalisation: Normalisation, num_examples: int | None = None
 ) -> Dataset:
-    """The data set `name` from `files`, which may be of one kind only, training or validation. num_examples: only the
-    first for training.
+    """The data set `name` from `files`; these may be for training only, or for validation only. num_examples: use only
+    so many training samples, the first.
 
     UserError: missing or damaged files, or no number of classes.
     """
@@ -28,7 +28,7 @@ def load(
     if not readers:
         raise UserError(f"--dataset {name}: no images; give --data-train, for example --data-train train.rec")
     classes = _num_classes(files, readers)
-    broken = Broken(files.skip_broken, files.warn)
+    broken = SkippedRecords(files.skip_broken, files.warn)
 
     def decoded(reader: Reader | None, count: int) -> Decoded:
         return Decoded(reader or readers[0], count, files.augmentation, shape, classes, broken)

@@ -37,16 +37,15 @@ def load(
         check_count(num_examples)
     files = files or ImageFiles(num_classes=NUM_CLASSES)
     if not files.train:
-        files = replace(
-            files, train=_found(data_dir, TRAIN), validation=files.validation or _found(data_dir, VALIDATION)
-        )
+        validation = files.validation or _first_existing(data_dir, VALIDATION)
+        files = replace(files, train=_first_existing(data_dir, TRAIN), validation=validation)
     return image_files.load("imagenet", files, image_shape or DEFAULT_SHAPE, NORMALISATION, num_examples)
 
 
-def _found(data_dir: str | Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The first of these files that the folder has."""
-    there = [path for name in names if (path := source.folder(data_dir, "imagenet") / name).exists()]
-    return tuple(map(str, there[:1]))
+def _first_existing(data_dir: str | Path | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The first of these files that exists in the folder."""
+    present = [path for name in names if (path := source.folder(data_dir, "imagenet") / name).exists()]
+    return tuple(map(str, present[:1]))
 
 
 DESCRIPTION = Description(NUM_CLASSES, DEFAULT_SHAPE, load, normalisation=NORMALISATION, reads_files=True)

@@ -42,14 +42,14 @@ class IdxFile:
 
 
 @dataclass(frozen=True)
-class Files:
+class MnistFiles:
     train_images: IdxFile
     train_labels: IdxFile
     test_images: IdxFile
     test_labels: IdxFile
 
 
-MNIST = Files(
+MNIST = MnistFiles(
     IdxFile(
         "train-images-idx3-ubyte",
         (60000, 28, 28),
@@ -76,7 +76,7 @@ def load(
     image_shape: tuple[int, int, int] | None = None,
     seed: int = 0,
     download: bool = True,
-    files: Files = MNIST,
+    files: MnistFiles = MNIST,
     base_url: str = BASE_URL,
 ) -> Dataset:
     """60,000 training and 10,000 validation digits; input is pixel / 255, as in MNISTIter. Downloads missing files.

@@ -1,8 +1,8 @@
 """Reads data files and checks their size and md5. Errors name the file and the fix.
 
-The checksums are md5, because that is what the authors of the data published. Nobody knows how to make a second file
-with the md5 of a given one. So archives are checked before they are opened: an archive of another origin can unpack to
-any number of bytes. The parsers do not trust the data all the same.
+The checksums are md5, because the authors of the data published these. Nobody knows how to make a second file with the
+md5 of a given one. An archive of another origin can unpack to any number of bytes, so archives are checked before they
+are opened. Still, the parsers do not trust the data.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ def read(path: Path, size: int, checksum: str, exact: bool = True) -> bytes:
     """The whole file: `size` bytes (or at most `size`, unless `exact`) with md5 `checksum`."""
     try:
         with path.open("rb") as file:
-            found = path.stat().st_size
-            if found > size or (exact and found != size):
-                raise wrong_size(str(path), size, found, exact)
+            actual = path.stat().st_size
+            if actual > size or (exact and actual != size):
+                raise wrong_size(str(path), size, actual, exact)
             data = file.read(size + 1)  # a device may have more than its size says
     except OSError as error:
         raise unreadable(path, error) from None
@@ -38,7 +38,8 @@ def read(path: Path, size: int, checksum: str, exact: bool = True) -> bytes:
 
 @contextlib.contextmanager
 def archive(path: Path, checksum: str, own: str) -> Iterator[BinaryIO]:
-    """The opened file, once its md5 is found to be `checksum`. `own`: what to do with one that the user has packed."""
+    """The open file, after its md5 was compared with `checksum`. `own`: for the message, what users do with an archive
+    that they packed themselves."""
     try:
         with path.open("rb") as file:
             digest = hashlib.md5(usedforsecurity=False)
@@ -71,18 +72,18 @@ def check(name: str, data: bytes, size: int | None, checksum: str) -> None:
     """Raise UserError unless the data are `size` bytes with md5 `checksum`."""
     if size is not None and len(data) != size:
         raise wrong_size(name, size, len(data))
-    found = md5(data)
-    if found != checksum:
+    actual = md5(data)
+    if actual != checksum:
         raise UserError(
-            f"{name}: md5 {found}, expected {checksum}: the file is damaged or not the original; "
+            f"{name}: md5 {actual}, expected {checksum}: the file is damaged or not the original; "
             "delete it and download it again"
         )
 
 
-def wrong_size(name: str, expected: int, found: int, exact: bool = True) -> UserError:
-    what = "truncated" if found < expected else "not the original"
+def wrong_size(name: str, expected: int, actual: int, exact: bool = True) -> UserError:
+    state = "truncated" if actual < expected else "not the original"
     limit = f"{'' if exact else 'at most '}{expected}"
-    return UserError(f"{name}: {found} bytes, expected {limit}: the file is {what}; delete it and download it again")
+    return UserError(f"{name}: {actual} bytes, expected {limit}: the file is {state}; delete it and download it again")
 
 
 def unreadable(path: Path, error: OSError) -> UserError:

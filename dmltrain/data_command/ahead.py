@@ -1,4 +1,4 @@
-"""Work on many images by threads, with results in order."""
+"""Work on many images by several threads, with results in order."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def _run(words: Sequence[str]) -> int:
         print(usage(), end="")
         return 0
     if not words or words[0] not in VERBS:
-        found = f"unknown verb {words[0]!r}" if words else "no verb is given"
-        raise UserError(f"{found}: expected one of {', '.join(VERBS)}; see dmltrain-data --help")
+        problem = f"unknown verb {words[0]!r}" if words else "no verb is given"
+        raise UserError(f"{problem}: expected one of {', '.join(VERBS)}; see dmltrain-data --help")
     verb = VERBS[words[0]]
     of_verb = parser(words[0])
     arguments, rest = of_verb.parse_known_args(pack.old_values(words[1:]))
@@ -77,14 +77,14 @@ def usage() -> str:
 def parser(name: str) -> Parser:
     """The parser of a verb's arguments."""
     verb = VERBS[name]
-    made = Parser(
+    parser_of_all = Parser(
         prog=f"dmltrain-data {name}",
         description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
         epilog=verb.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verb.add_arguments(made)
-    return made
+    verb.add_arguments(parser_of_all)
+    return parser_of_all
 
 
 if __name__ == "__main__":

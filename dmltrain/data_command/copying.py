@@ -1,8 +1,8 @@
-"""Copies each worker's part to the worker's host through the system's ssh; an interrupted copy goes on where it ended.
+"""Copies each worker's part to the worker's host by the system's ssh; an interrupted copy continues where it ended.
 
 `dmltrain-launch --plan` says on which host each worker will run and how SSH reaches it. The host needs a shell,
-cat, ls, wc and sha256sum. A copy gets its name once its sha256 is that of the file here. It goes only to a folder in
-which no other user can put something in its place: a link, or a file of theirs that they change after the check.
+cat, ls, wc and sha256sum. A copy gets its final name when its sha256 equals that of the local file. It goes only to a
+folder in which no other user can replace it: by a link, or by a file of theirs that they change after the check.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEVER_ASK = ("-o", "BatchMode=yes")
 
 
 @dataclass(frozen=True)
-class Copy:
+class RemoteCopy:
     """A file of this machine and its place on a host. port 0: the SSH configuration's."""
 
     source: Path
@@ -70,7 +70,7 @@ class Copy:
         return f"{self.login}:{self.path}"
 
 
-def copies(placing: Sequence[str], path: str | None, sources: Sequence[Path], ssh: Sequence[str]) -> list[Copy]:
+def copies(placing: Sequence[str], path: str | None, sources: Sequence[Path], ssh: Sequence[str]) -> list[RemoteCopy]:
     """The copies of a .rec for each worker, with its .idx. placing: options of dmltrain-launch, on which the workers'
     hosts depend. UserError: a mistake in the options or the hosts file."""
     if not placing and path is None:
@@ -80,17 +80,17 @@ def copies(placing: Sequence[str], path: str | None, sources: Sequence[Path], ss
     if not path.endswith(".rec") or not path.startswith("/"):
         raise UserError(f"--to {path}: expected an absolute path that ends in .rec, for example /data/train-{RANK}.rec")
     workers = [row for row in _plan(placing, len(sources)) if row["role"] == "worker"]
-    found = [
-        Copy(source, row["hostname"], row["user"], row["port"], path.replace(RANK, str(row["rank"])), tuple(ssh))
+    copies_of_data = [
+        RemoteCopy(source, row["hostname"], row["user"], row["port"], path.replace(RANK, str(row["rank"])), tuple(ssh))
         for source, row in zip(sources, workers, strict=True)
     ]
-    for rank, copy in enumerate(found):
-        if any((other.hostname, other.path) == (copy.hostname, copy.path) for other in found[:rank]):
+    for rank, copy in enumerate(copies_of_data):
+        if any((other.hostname, other.path) == (copy.hostname, copy.path) for other in copies_of_data[:rank]):
             raise UserError(f"--to {path}: {copy.hostname} has several workers: put {RANK} into the path")
-    return [each for copy in found for each in (copy, _index(copy))]
+    return [file for copy in copies_of_data for file in (copy, _index(copy))]
 
 
-def _index(copy: Copy) -> Copy:
+def _index(copy: RemoteCopy) -> RemoteCopy:
     return replace(copy, source=copy.source.with_suffix(".idx"), path=copy.path.removesuffix(".rec") + ".idx")
 
 
@@ -103,35 +103,35 @@ def _plan(placing: Sequence[str], workers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def copy(each: Copy) -> None:
+def copy(target: RemoteCopy) -> None:
     """Copy one file, unless the host has it already. UserError: it does not arrive."""
-    name = Path(each.path).name
+    name = Path(target.path).name
     part, path = shlex.quote(f"./{name}.part"), shlex.quote(f"./{name}")
-    enter = f"{ENTER}enter {shlex.quote(str(Path(each.path).parent))} && "
-    with each.source.open("rb", buffering=0) as file:  # the next process reads on where this one is
+    enter = f"{ENTER}enter {shlex.quote(str(Path(target.path).parent))} && "
+    with target.source.open("rb", buffering=0) as file:  # the next process reads on where this one is
         digest, size = _digest(file), file.tell()
         same = f'= "{digest}  -" ]'
         begin = f"touch {part} && wc -c < {part}"
         whole = f'[ -f {path} ] && [ "$(sha256sum < {path})" {same}'
-        there = _last_word(each, _run(each, f"{enter}if {whole}; then echo {WHOLE}; else {begin}; fi"))
-        if there == WHOLE:
+        answer = _last_word(target, _run(target, f"{enter}if {whole}; then echo {WHOLE}; else {begin}; fi"))
+        if answer == WHOLE:
             return
-        first = int(there) if int(there) <= size else 0
+        first = int(answer) if int(answer) <= size else 0
         file.seek(first)
         append = f"cat {'>>' if first else '>'} {part}"
         ready, failed = f"mv {part} {path}", f"rm -f {part}; echo {OTHER} >&2; exit 1"
-        _run(each, f'{enter}{append} && if [ "$(sha256sum < {part})" {same}; then {ready}; else {failed}; fi', file)
+        _run(target, f'{enter}{append} && if [ "$(sha256sum < {part})" {same}; then {ready}; else {failed}; fi', file)
 
 
-def _last_word(each: Copy, said: str) -> str:
-    """WHOLE, or the size of what is there; a start-up file may print something before. UserError: neither is there. So
-    another program ran, which would take the file for commands."""
-    last = said.split()[-1:]
+def _last_word(target: RemoteCopy, output: str) -> str:
+    """The last word of the output: WHOLE, or the size of the part that the host has. A start-up file may print before
+    it. UserError: it is neither, so no shell ran; another program would take the file's bytes for commands."""
+    last = output.split()[-1:]
     if last and (last[0] == WHOLE or last[0].isdecimal()):
         return last[0]
     raise UserError(
-        f"{each}: the host's shell did not run what it was given; does `ssh {each.login} echo hello` print hello? if "
-        "not, a start-up file there, such as .bashrc or .zshenv, ends the shell or starts another one"
+        f"{target}: the host's shell did not run what it was given; does `ssh {target.login} echo hello` print hello? "
+        "if not, a start-up file there, such as .bashrc or .zshenv, ends the shell or starts another one"
     )
 
 
@@ -142,18 +142,18 @@ def _digest(file: FileIO) -> str:
     return digest.hexdigest()
 
 
-def _run(each: Copy, command: str, stdin: FileIO | None = None) -> str:
+def _run(target: RemoteCopy, command: str, stdin: FileIO | None = None) -> str:
     """What the command prints on the host."""
-    ssh = (*each.ssh, *NEVER_ASK, *(("-p", str(each.port)) if each.port else ()), "--", each.login, command)
+    ssh = (*target.ssh, *NEVER_ASK, *(("-p", str(target.port)) if target.port else ()), "--", target.login, command)
     try:
         done = subprocess.run(ssh, stdin=stdin or subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
-        raise UserError(f"{each.ssh[0]} is not installed: install it to copy parts to hosts") from None
+        raise UserError(f"{target.ssh[0]} is not installed: install it to copy parts to hosts") from None
     if done.returncode:
-        what = f"exit code {done.returncode} of {command.removeprefix(ENTER)}"
-        reason = done.stderr.decode(errors="replace").strip() or what
+        problem = f"exit code {done.returncode} of {command.removeprefix(ENTER)}"
+        reason = done.stderr.decode(errors="replace").strip() or problem
         raise UserError(
-            f"{each}: {reason}; parts are copied as the SSH configuration says and without a password: check "
-            f"`ssh {each.login}`, the disk and the permissions there; then go on with --copy-only"
+            f"{target}: {reason}; parts are copied as the SSH configuration says and without a password: check "
+            f"`ssh {target.login}`, the disk and the permissions there; then go on with --copy-only"
         )
     return done.stdout.decode(errors="replace")

@@ -54,7 +54,7 @@ class Encoding:
         return self._encoded(self._resized(self._cropped(self._pixels(image))))
 
     def _pixels(self, image: bytes | Array) -> Array:
-        """In OpenCV's order of channels: BGR, grey or, with color -1, as the file has them."""
+        """The pixels with OpenCV's order of channels: BGR, grey or, with color -1, as the file has them."""
         import cv2
         import numpy as np
 

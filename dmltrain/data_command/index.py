@@ -1,4 +1,4 @@
-"""`dmltrain-data index`: makes the .idx of .rec files anew (MXNet's tools/rec2idx.py)."""
+"""`dmltrain-data index`: rebuilds the .idx of .rec files, like MXNet's tools/rec2idx.py."""
 
 from __future__ import annotations
 

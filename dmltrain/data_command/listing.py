@@ -26,7 +26,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ListDivision:
     """How a list is divided. The ratios are fractions of each chunk; what neither takes is for validation."""
 
     chunks: int = 1
@@ -68,7 +68,7 @@ def shuffled(items: Sequence[Any]) -> list[Any]:
     return order
 
 
-def write(prefix: Path, items: Sequence[Item], parts: Parts) -> list[Path]:
+def write(prefix: Path, items: Sequence[Item], parts: ListDivision) -> list[Path]:
     """Write PREFIX.lst, or with several parts PREFIX_0_train.lst and so on. Returns the files."""
     written = []
     size = -(-len(items) // parts.chunks)
@@ -82,7 +82,7 @@ def write(prefix: Path, items: Sequence[Item], parts: Parts) -> list[Path]:
     return written
 
 
-def _divided(items: Sequence[Item], size: int, parts: Parts) -> list[tuple[str, Sequence[Item]]]:
+def _divided(items: Sequence[Item], size: int, parts: ListDivision) -> list[tuple[str, Sequence[Item]]]:
     if parts.train_ratio == 1.0:
         return [("", items)]
     test = int(size * parts.test_ratio)
@@ -114,6 +114,6 @@ def _walk(root: Path, allowed: set[str]) -> Iterator[tuple[Path, int]]:
             continue
         seen.add((here.st_dev, here.st_ino))
         folders.sort()
-        found = list(_images(Path(folder), allowed))
-        yield from ((path, label) for path in found)
-        label += bool(found)
+        images = list(_images(Path(folder), allowed))
+        yield from ((path, label) for path in images)
+        label += bool(images)

@@ -88,7 +88,7 @@ def old_values(words: Sequence[str]) -> list[str]:
 def run(arguments: argparse.Namespace) -> int:
     check_threads(arguments.num_thread)
     prefix, root = Path(arguments.prefix), Path(arguments.root)
-    parts = listing.Parts(arguments.chunks, arguments.train_ratio, arguments.test_ratio)
+    parts = listing.ListDivision(arguments.chunks, arguments.train_ratio, arguments.test_ratio)
     folder = _is_folder_of_images(root)
     lists = _lists(prefix) if folder and not arguments.list else []
     if lists:
@@ -112,7 +112,7 @@ def _is_folder_of_images(root: Path) -> bool:
     return next((row for row in FORMATS if row.recognises(root)), None) is image_folder.FORMAT
 
 
-def _write_lists(prefix: Path, root: Path, arguments: argparse.Namespace, parts: listing.Parts) -> list[Path]:
+def _write_lists(prefix: Path, root: Path, arguments: argparse.Namespace, parts: listing.ListDivision) -> list[Path]:
     items = listing.find(root, arguments.recursive, arguments.exts)
     written = listing.write(prefix, listing.shuffled(items) if arguments.shuffle else items, parts)
     classes = len({item.label for item in items})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.data.broken import Others, looked_at
+from dmltrain.data.broken import BrokenEstimate, estimate_broken
 from dmltrain.data.readers import Reader, Record, recordio
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command.ahead import in_order
@@ -63,9 +63,9 @@ class Packing:
         except NotEncoded as problem:
             return Packed(number, labels, b"", f"{self.reader.where(index)}: {problem}")
 
-    def others(self) -> Others:
+    def estimate_broken(self) -> BrokenEstimate:
         """How many of some images are broken."""
-        return looked_at(self._is_broken, len(self.order))
+        return estimate_broken(self._is_broken, len(self.order))
 
     def _is_broken(self, place: int) -> bool:
         try:
@@ -74,8 +74,8 @@ class Packing:
             return True
 
     def fingerprint(self) -> str:
-        """Equal for two runs of the same images with the same options. Broken images may have been replaced between
-        them, so the images' content does not count."""
+        """A text that is equal for two runs with the same images and options. The content of images does not count,
+        because the user may have replaced broken ones between the runs."""
         digest = hashlib.sha256(" ".join(map(str, self.order)).encode())
         for index in self.order[:: max(1, len(self.order) // COMPARED)]:
             digest.update(self.reader.where(index).encode("utf-8", "surrogateescape"))
@@ -120,7 +120,7 @@ def _write(
         for count, image in enumerate(in_order(packing.image, left, threads), len(done) + 1):
             if image.problem:
                 broken += 1
-                _allow(image.problem, broken, skip_broken, warn, packing.others)
+                _allow(image.problem, broken, skip_broken, warn, packing.estimate_broken)
             else:
                 labels = image.labels[0] if len(image.labels) == 1 else image.labels  # as im2rec: one is no vector
                 writer.write(labels, image.number, image.content)
@@ -157,15 +157,15 @@ def _resumable(state: Path, packing: Packing, target: Path, warn: Callable[[str]
 
 
 def _allow(
-    problem: str, broken: int, skip_broken: int, warn: Callable[[str], None], others: Callable[[], Others]
+    problem: str, broken: int, skip_broken: int, warn: Callable[[str], None], others: Callable[[], BrokenEstimate]
 ) -> None:
     if broken <= skip_broken:
         return warn(f"left out: {problem}")
-    found = others()
-    if found.nearly_all:
-        raise UserError(f"{problem}. {found}: these are other files than expected, or another root of the images")
-    most = max(broken, found.expected)
+    rest = others()
+    if rest.nearly_all:
+        raise UserError(f"{problem}. {rest}: these are other files than expected, or another root of the images")
+    most = max(broken, rest.expected)
     raise UserError(
-        f"{problem}. Replace this image, or leave out up to {most} such images with --skip-broken {most} ({found}); "
+        f"{problem}. Replace this image, or leave out up to {most} such images with --skip-broken {most} ({rest}); "
         "the next run goes on here"
     )

@@ -21,7 +21,7 @@ def progress(verb: str, total: int, done: int = 0, stream: TextIO | None = None)
         with _bar(verb, total, done, stream) as advance:
             yield advance
     else:
-        lines = Lines(verb, total, done, stream)
+        lines = ProgressLines(verb, total, done, stream)
         yield lines
         lines.end()
 
@@ -37,7 +37,7 @@ def _bar(verb: str, total: int, done: int, stream: TextIO) -> Iterator[Callable[
         yield lambda count: bar.update(task, completed=count)
 
 
-class Lines:
+class ProgressLines:
     """pack: 12000 of 1281167 images, 1200 images/s, 17 min left"""
 
     def __init__(

@@ -67,15 +67,15 @@ def sheet(images: Array, captions: list[str]) -> Any:
     across = math.ceil(math.sqrt(len(images)))
     down = math.ceil(len(images) / across)
     tile = (width * enlarged + GAP, height * enlarged + CAPTION + GAP)
-    made = library("PIL.Image").new("RGB", (across * tile[0] + GAP, down * tile[1] + GAP), "white")
-    pen = library("PIL.ImageDraw").Draw(made)
+    canvas = library("PIL.Image").new("RGB", (across * tile[0] + GAP, down * tile[1] + GAP), "white")
+    pen = library("PIL.ImageDraw").Draw(canvas)
     for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = GAP + number % across * tile[0], GAP + number // across * tile[1]
         pixels = image.transpose(1, 2, 0).repeat(enlarged, 0).repeat(enlarged, 1)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-        made.paste(library("PIL.Image").fromarray(pixels), (left, top))
+        canvas.paste(library("PIL.Image").fromarray(pixels), (left, top))
         pen.text((left, top + height * enlarged + 1), _fitting(pen, caption, width * enlarged), fill="black")
-    return made
+    return canvas
 
 
 def _fitting(pen: Any, text: str, width: int) -> str:

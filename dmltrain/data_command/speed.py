@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measured(counts: Iterator[int], seconds: float, clock: Callable[[], float] = time.perf_counter) -> Speed:
-    """The speed of what yields numbers of images, after its first yield: threads have then started."""
+    """The speed of an iterator of numbers of images. Measuring starts after the first one: then all threads run."""
     next(counts)
     began, before, images, now = clock(), time.process_time(), 0, 0.0
     while now < seconds:

@@ -63,11 +63,11 @@ def check(
         results = in_order(
             partial(_examined, reader, num_classes, several_labels=several_labels), range(len(reader)), threads
         )
-        for count, (found, label) in enumerate(results, 1):
+        for count, (problem_of_record, label) in enumerate(results, 1):
             labels |= {label} if label is not None and len(labels) < _SEVERAL else set()
-            if found:
+            if problem_of_record:
                 faulty += 1
-                print(one_line(found), flush=True)
+                print(one_line(problem_of_record), flush=True)
             advance(count)
     for note in (*_of_labels(labels, len(reader) - faulty), *(_of_numbers(reader) if numbers else [])):
         say(f"note: {note}")
@@ -108,7 +108,7 @@ def problem(reader: Reader, num_classes: int | None, index: int, several_labels:
 def _examined(
     reader: Reader, num_classes: int | None, index: int, several_labels: bool = False
 ) -> tuple[str, float | None]:
-    """The same, and the label if it is good or the only problem."""
+    """What `problem` returns, and the label if it is good or the only problem."""
     try:
         record = reader.read(index)
     except UserError as error:

@@ -14,7 +14,7 @@ from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.experiment.program import CHECK, Program
 
-SECONDS = 300.0  # a thousand command lines take ten
+SECONDS = 300.0  # time limit; a thousand command lines take ten
 Words = tuple[str, ...]
 
 
@@ -37,29 +37,31 @@ def ask(program: Program, lines: Sequence[Words], seconds: float = SECONDS) -> d
             )
         except subprocess.TimeoutExpired:
             raise UserError(f"{program.path} did not check its options within {seconds:g} s ({CHECK})") from None
-    found = parse(done.stdout, len(distinct))
-    if found is None or done.returncode:
+    answers = parse(done.stdout, len(distinct))
+    if answers is None or done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise UserError(
             f"{program.path} could not check its options: {last[:300]}; does `python {program.path}` start?"
         )
-    return dict(zip(distinct, found, strict=True))
+    return dict(zip(distinct, answers, strict=True))
 
 
 def parse(output: str, count: int) -> list[Mapping[str, Any]] | None:
-    """The answers in what the program printed; None if they are not there."""
+    """The answers in the program's output; None if it has none."""
     for line in output.splitlines():
         if line.startswith(f"{CHECK} "):
             try:
-                found = json.loads(line.removeprefix(f"{CHECK} "))
+                answers = json.loads(line.removeprefix(f"{CHECK} "))
             except (ValueError, RecursionError):
                 return None
-            if isinstance(found, list) and len(found) == count and all(isinstance(each, dict) for each in found):
-                return found
+            if not isinstance(answers, list) or len(answers) != count:
+                continue
+            if all(isinstance(answer, dict) for answer in answers):
+                return answers
     return None
 
 
 def options(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """All options of a command line, {} if they are not known."""
-    found = answer.get("options")
-    return found if isinstance(found, dict) else {}
+    value = answer.get("options")
+    return value if isinstance(value, dict) else {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +27,13 @@ ELEMENT = 4  # bytes of a weight
 DOWNLOADED = ("cifar10", "mnist")
 FILES = ("data_train", "data_val", "data_train_idx", "data_val_idx", "data_root")
 RANK = "{rank}"
+NVIDIA_SMI_SECONDS = 20.0
 
 Answers = Mapping[tuple[str, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckResult:
     """problems: the experiment does not start. notes: what could not be checked, or is worth knowing."""
 
     problems: tuple[str, ...] = ()
@@ -37,8 +41,9 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is checked, and how the world is asked. gpus(): of this machine, None if unknown. free(path): bytes."""
+class CheckRequest:
+    """What is checked, and functions for what is outside of this program. gpus(): how many this machine has, None if
+    unknown. free(path): free bytes of its file system."""
 
     experiment: Experiment
     program: Program
@@ -49,17 +54,17 @@ class Asked:
     free: Callable[[Path], int]
 
 
-def check(asked: Asked, cells: Sequence[Cell], said: Answers) -> Found:
-    """Everything about these cells; `said`: the program's answers to their command lines."""
+def check(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> CheckResult:
+    """All problems of these cells. `answers_of`: command line -> the program's answer to it."""
     problems = [
-        *_options(cells, said),
+        *_options(cells, answers_of),
         *_places(asked, cells),
-        *_kvstores(cells, said),
-        *_devices(asked, cells, said),
-        *_data(asked, cells, said),
-        *_disk(asked, cells, said),
+        *_kvstores(cells, answers_of),
+        *_devices(asked, cells, answers_of),
+        *_data(asked, cells, answers_of),
+        *_disk(asked, cells, answers_of),
     ]
-    return Found(tuple(problems), tuple(_notes(asked, cells, said)))
+    return CheckResult(tuple(problems), tuple(_notes(asked, cells, answers_of)))
 
 
 def _named(cells: Sequence[Cell]) -> str:
@@ -69,18 +74,20 @@ def _named(cells: Sequence[Cell]) -> str:
 
 def _grouped(pairs: Iterator[tuple[str, Cell]]) -> Iterator[str]:
     """One line for each problem, with the cells that have it."""
-    found: dict[str, list[Cell]] = {}
+    cells_of: dict[str, list[Cell]] = {}
     for problem, cell in pairs:
-        found.setdefault(problem, []).append(cell)
-    for problem, those in found.items():
+        cells_of.setdefault(problem, []).append(cell)
+    for problem, those in cells_of.items():
         yield f"{problem} (cell{'s' * (len(those) > 1)} {_named(those)})"
 
 
-def _options(cells: Sequence[Cell], said: Answers) -> Iterator[str]:
-    return _grouped((f"{said[cell.words]['error']}", cell) for cell in cells if said.get(cell.words, {}).get("error"))
+def _options(cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
+    return _grouped(
+        (f"{answers_of[cell.words]['error']}", cell) for cell in cells if answers_of.get(cell.words, {}).get("error")
+    )
 
 
-def _places(asked: Asked, cells: Sequence[Cell]) -> Iterator[str]:
+def _places(asked: CheckRequest, cells: Sequence[Cell]) -> Iterator[str]:
     """What the launcher says about the number of processes and the hosts."""
     errors: dict[tuple[str, ...], str] = {}
     for words in list(dict.fromkeys(launch_words(asked.experiment, cell, asked.where) for cell in cells))[:MOST_PLANS]:
@@ -89,10 +96,10 @@ def _places(asked: Asked, cells: Sequence[Cell]) -> Iterator[str]:
     return _grouped((f"dmltrain-launch: {error}", cell) for error, cell in those if error)
 
 
-def _kvstores(cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+def _kvstores(cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
     def pairs() -> Iterator[tuple[str, Cell]]:
         for cell in cells:
-            answer = said.get(cell.words, {})
+            answer = answers_of.get(cell.words, {})
             name = answers.options(answer).get("kv_store")
             if answer.get("distributed") is True and cell.servers == 0:
                 yield f"kv-store {name} needs servers and the job has none: set servers below launch to 1 or more", cell
@@ -105,9 +112,11 @@ def _kvstores(cells: Sequence[Cell], said: Answers) -> Iterator[str]:
     return _grouped(pairs())
 
 
-def _devices(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
+def _devices(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
     """GPUs that this machine does not have. The launcher checks those of other hosts."""
-    need = [(cell, _gpus_of(answers.options(said.get(cell.words, {})))) for cell in cells if _is_here(asked, cell)]
+    need = [
+        (cell, _gpus_of(answers.options(answers_of.get(cell.words, {})))) for cell in cells if _is_here(asked, cell)
+    ]
     need = [(cell, number) for cell, number in need if number]
     have = asked.gpus() if need else None
     if have is None:
@@ -131,19 +140,19 @@ def _gpus_of(options: Mapping[str, Any]) -> int:
     return max((int(index) + 1 for index in indexes if index.isdecimal()), default=0)
 
 
-def _is_here(asked: Asked, cell: Cell) -> bool:
+def _is_here(asked: CheckRequest, cell: Cell) -> bool:
     """Whether a cell runs on this machine alone."""
     return not names_hosts(launch_words(asked.experiment, cell, asked.where))
 
 
-def _data(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
-    """Files of data that are named and not there. Data sets by name are downloaded when they are needed."""
+def _data(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
+    """Data files that options name and that do not exist. Data sets by name are downloaded when they are needed."""
 
     def pairs() -> Iterator[tuple[str, Cell]]:
         for cell in cells:
             if not _is_here(asked, cell):
                 continue
-            options = answers.options(said.get(cell.words, {}))
+            options = answers.options(answers_of.get(cell.words, {}))
             for name in FILES:
                 value = options.get(name)
                 for path in value if isinstance(value, list) else [value] if isinstance(value, str) else []:
@@ -153,13 +162,13 @@ def _data(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
     return _grouped(pairs())
 
 
-def _disk(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
-    """File systems on which logs and checkpoints have no room."""
+def _disk(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
+    """File systems that have too little space for logs and checkpoints."""
     needs: dict[Path, int] = {asked.folder: 0}
     for cell in cells:
         processes = cell.workers + (cell.workers if cell.servers is None else cell.servers) + 2
         needs[asked.folder] += processes * LOG_BYTES
-        answer = said.get(cell.words, {})
+        answer = answers_of.get(cell.words, {})
         prefix, size = answers.options(answer).get("model_prefix"), answer.get("parameters")
         if isinstance(prefix, str) and prefix and isinstance(size, int):
             folder = Path(prefix).parent
@@ -180,15 +189,15 @@ def _checkpoints(answer: Mapping[str, Any]) -> int:
     return max(1, epochs // period) if known else 1  # type: ignore[operator]
 
 
-def _notes(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
-    if not said and not asked.program.checks:
+def _notes(asked: CheckRequest, cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:
+    if not answers_of and not asked.program.checks:
         yield (f"{asked.program.path} does not say which options it takes: a mistake in them shows when a cell runs")
-    if any(_gpus_of(answers.options(each)) for each in said.values()) and asked.gpus() is None:
+    if any(_gpus_of(answers.options(answer)) for answer in answers_of.values()) and asked.gpus() is None:
         yield "the number of GPUs of this machine is not known: a cell with too many of them will fail"
     for name in DOWNLOADED:
         folders = {
             str(options.get("data_dir") or f"data/{name}")
-            for options in map(answers.options, said.values())
+            for options in map(answers.options, answers_of.values())
             if options.get("dataset") == name and not options.get("data_train") and not options.get("benchmark")
         }
         for folder in sorted(folders):
@@ -200,3 +209,14 @@ def _notes(asked: Asked, cells: Sequence[Cell], said: Answers) -> Iterator[str]:
     for those in twins.values():
         if len(those) > 1:
             yield f"cells {_named(those)} have the same command, so that they measure the same"
+
+
+def count_gpus() -> int | None:
+    """How many this machine has, by nvidia-smi: 0 if there is no device file of a GPU, None if it is not known."""
+    if shutil.which("nvidia-smi"):
+        try:
+            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else None
+    return None if glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd") else 0

@@ -18,8 +18,9 @@ from pathlib import Path
 from dmltrain.base.errors import UserError
 from dmltrain.base.launcher import LAUNCHER, launcher
 from dmltrain.base.safe_text import printed, raw
-from dmltrain.experiment import answers, command_line, devices, forecast, outputs, program, store, text
-from dmltrain.experiment.check import Answers, Asked, check
+from dmltrain.experiment import answers, command_line, forecast, program, store, text
+from dmltrain.experiment import results as tables_and_plots
+from dmltrain.experiment.check import Answers, CheckRequest, check, count_gpus
 from dmltrain.experiment.command import Where
 from dmltrain.experiment.command_line import MOST_CELLS, NAME, RESULTS
 from dmltrain.experiment.plan import file
@@ -28,12 +29,13 @@ from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.plan.grid import combinations
 from dmltrain.experiment.plan.select import chosen
 from dmltrain.experiment.program import Program, from_here
-from dmltrain.experiment.progress import Progress
+from dmltrain.experiment.progress import ExperimentProgress
 from dmltrain.experiment.result import DONE, ERROR, Result
-from dmltrain.experiment.run import Reports, Runner, Setting, to_run
+from dmltrain.experiment.run import RunContext, Runner, RunReports, to_run
 from dmltrain.experiment.store import Store
+from dmltrain.report.page import cli as page_program
 
-SHARE = 10  # the results are written while cells run, for at most a tenth of the time
+SHARE = 10  # writing results while cells run takes at most one part in so many of the time
 
 
 @printed()
@@ -67,12 +69,12 @@ class Work:
     program: Program
     cells: Cells
     chosen: Sequence[Cell]
-    setting: Setting
+    context: RunContext
     arguments: argparse.Namespace
 
     @property
     def store(self) -> Store:
-        return self.setting.store
+        return self.context.store
 
     def results(self) -> list[Result]:
         return self.store.results(self.experiment, self.cells.all)
@@ -80,21 +82,22 @@ class Work:
 
 def _run(arguments: argparse.Namespace) -> int:
     experiment = file.load(arguments.file, arguments.small, arguments.set)
-    outputs.check(experiment)
-    found = program.find(experiment)
+    tables_and_plots.check(experiment)
+    runnable = program.find(experiment)
+    # Ask before all cells are computed. With `where` or --only their number is not known yet; _run_cells asks then.
     if not _only_shows(arguments) and not experiment.where and not arguments.only:
         _ask(combinations(experiment), arguments)
-    made = cells(experiment, found.flags)
+    all_cells = cells(experiment, runnable.flags)
     folder = Path(arguments.output) if arguments.output else RESULTS / experiment.name
-    setting = Setting(
+    context = RunContext(
         experiment,
         Store(Path(from_here(folder))),
-        found.path,
+        runnable.path,
         launcher(),
         Where(arguments.hostfile, arguments.launcher, tuple(arguments.rest)),
         arguments.at_once,
     )
-    work = Work(experiment, found, made, chosen(made.all, arguments.only), setting, arguments)
+    work = Work(experiment, runnable, all_cells, chosen(all_cells.all, arguments.only), context, arguments)
     for mode, act in MODES.items():
         if getattr(arguments, mode):
             return act(work)
@@ -106,7 +109,7 @@ def _only_shows(arguments: argparse.Namespace) -> bool:
 
 
 def _ask(count: int, arguments: argparse.Namespace) -> None:
-    """UserError unless the user wants so many cells."""
+    """Ask the user before many cells are run. UserError: the user does not want so many."""
     if count <= MOST_CELLS or arguments.yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -125,7 +128,7 @@ def _dry_run(work: Work) -> int:
     if work.cells.merged:
         print(f"{work.cells.merged} combinations have the values of another cell and are left out")
     for number, cell in enumerate(work.chosen, 1):
-        words = work.setting.command(cell, work.setting.words(cell))
+        words = work.context.command(cell, work.context.words(cell))
         print(f"\n{number}  {cell.id}\n    {shlex.join([LAUNCHER, *words[1:]])}")
     return 0
 
@@ -133,16 +136,16 @@ def _dry_run(work: Work) -> int:
 def _status(work: Work) -> int:
     _say_difference(work)
     ids = {cell.id for cell in work.chosen}
-    found = [result for result in work.results() if result.id in ids]
-    print("\n".join([*text.status(found), text.counts(found)]))
+    chosen_results = [result for result in work.results() if result.id in ids]
+    print("\n".join([*text.status(chosen_results), text.counts(chosen_results)]))
     return 0
 
 
 def _say_difference(work: Work) -> None:
-    """A folder of another file, or of another --set, has no cell that is done: say why."""
-    found = work.store.difference(work.experiment, work.cells.all)
-    if found:
-        say(f"note: {found}")
+    """If the folder has results of another file or another --set, none of the cells is done: say why."""
+    difference = work.store.difference(work.experiment, work.cells.all)
+    if difference:
+        say(f"note: {difference}")
 
 
 def _forecast(work: Work) -> int:
@@ -153,10 +156,10 @@ def _forecast(work: Work) -> int:
     if not open_:
         print("all cells are done")
         return 0
-    said = answers.ask(work.program, [cell.words for cell in open_])
+    answered = answers.ask(work.program, [cell.words for cell in open_])
     done = forecast.from_done(work.cells.all, results)
-    measurer = forecast.Measurer(work.program, said)
-    estimates = [forecast.estimate(cell, done, said.get(cell.words, {}), measurer) for cell in open_]
+    measurer = forecast.Measurer(work.program, answered)
+    estimates = [forecast.estimate(cell, done, answered.get(cell.words, {}), measurer) for cell in open_]
     print("\n".join(text.forecast([cell.id for cell in open_], estimates, work.arguments.at_once)))
     print(
         "A measured step is one of this worker alone on this machine: waiting for other workers, validation and "
@@ -212,45 +215,45 @@ def _run_cells(work: Work) -> int:
         if any(result.status in (DONE, ERROR) for result in results):
             _write(work, results, page=not interrupted)
     ids = {cell.id for cell in work.chosen}
-    found = [result for result in results if result.id in ids]
-    print(f"{text.counts(found)}; results in {work.store.folder}")
-    return 130 if interrupted else int(any(each.status != DONE for each in found))
+    chosen_results = [result for result in results if result.id in ids]
+    print(f"{text.counts(chosen_results)}; results in {work.store.folder}")
+    return 130 if interrupted else int(any(result.status != DONE for result in chosen_results))
 
 
 def _announce(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> None:
-    found = text.counts([results[cell.id] for cell in work.chosen])
-    print(f"{work.experiment.name}: {found}; {len(todo)} to run", flush=True)
+    counts = text.counts([results[cell.id] for cell in work.chosen])
+    print(f"{work.experiment.name}: {counts}; {len(todo)} to run", flush=True)
     failed = sum(results[cell.id].status == ERROR for cell in work.chosen)
     if failed and not work.arguments.retry:
         say(f"note: {failed} cells failed earlier: --retry runs them again, --status says why")
 
 
 def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
-    """UserError with all problems of these cells."""
-    said = answers.ask(work.program, [cell.words for cell in todo])
-    asked = Asked(
+    """The program's answers for these cells. UserError lists all problems of the cells."""
+    answered = answers.ask(work.program, [cell.words for cell in todo])
+    asked = CheckRequest(
         work.experiment,
         work.program,
-        work.setting.where,
+        work.context.where,
         work.store.folder,
-        work.setting.plan,
-        devices.gpus,
+        work.context.plan,
+        count_gpus,
         store.free_bytes,
     )
-    found = check(asked, todo, said)
-    for note in found.notes:
+    checked = check(asked, todo, answered)
+    for note in checked.notes:
         say(f"note: {note}")
-    if found.problems:
-        listed = "".join(f"\n  - {problem}" for problem in found.problems)
+    if checked.problems:
+        listed = "".join(f"\n  - {problem}" for problem in checked.problems)
         raise UserError(f"{work.experiment.path}: nothing was started:{listed}")
-    return said
+    return answered
 
 
 def _run_todo(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> int:
     """Run cells; returns the signal that interrupted them, or 0."""
-    progress = Progress(work.cells.all, results, todo, work.arguments.at_once, raw(sys.stdout))
+    progress = ExperimentProgress(work.cells.all, results, todo, work.arguments.at_once, raw(sys.stdout))
     writer = _Writer(work, time.monotonic)
-    runner = Runner(work.setting, Reports(progress.started, progress.ended, writer.write))
+    runner = Runner(work.context, RunReports(progress.started, progress.ended, writer.write))
     runner.run(todo)
     if runner.interrupted:
         say("interrupted: start it again to go on")
@@ -272,20 +275,20 @@ class _Writer:
             _write(self.work, self.work.results(), page=False)
         except store.DiskFull:
             raise
-        except UserError:  # it is reported at the end; the cells run on
+        except UserError:  # the last call of _write reports it; until then the cells run on
             pass
         self.next = self.clock() + SHARE * (self.clock() - began)
 
 
 def _write(work: Work, results: Sequence[Result], page: bool) -> None:
-    """Write the results; at the end also the page."""
+    """Write the tables and plots. page: also report.html, which its program prints the path of."""
     folder = work.store.folder
     with store.disk(folder):
-        notes = outputs.tables(folder, work.experiment, results)
+        notes = tables_and_plots.write(folder, work.experiment, results)
         if page:
             for note in notes:
                 say(f"note: {note}")
-            outputs.page(folder)
+            page_program.main([str(folder), "-o", str(folder / "report.html")])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command that runs a cell. Pure, but for paths, which are those of the working directory."""
+"""The command that runs a cell. Pure, except that paths are relative to the working directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THIS_MACHINE = "local"  # the launcher that uses no hosts file
 
 @dataclass(frozen=True)
 class Where:
-    """Where all cells run, from the command line: it replaces what the file says. `arguments`: for the launcher."""
+    """Where all cells run, as the command line says; it replaces what the file says. `arguments`: for the launcher."""
 
     hostfile: str = ""
     launcher: str = ""

@@ -24,22 +24,22 @@ exit code: 0 all cells are done, 1 some failed, 2 usage error or full disk, 130 
 def arguments(words: list[str]) -> argparse.Namespace:
     """What the command line says; rest: the words after --. SystemExit for --help and for a mistake."""
     place = words.index("--") if "--" in words else len(words)
-    made = parser().parse_args(words[:place])
-    made.rest = words[place + 1 :]
-    return made
+    options = parser().parse_args(words[:place])
+    options.rest = words[place + 1 :]
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser_of_all = argparse.ArgumentParser(
         prog=NAME,
         usage=f"{NAME} [options] FILE.yaml [-- options of dmltrain-launch]",
         description="Runs a grid of training runs from one file, and writes its tables, plots and page.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_options(made)
-    _add_modes(made)
-    return made
+    _add_options(parser_of_all)
+    _add_modes(parser_of_all)
+    return parser_of_all
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

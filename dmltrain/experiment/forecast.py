@@ -21,7 +21,7 @@ from dmltrain.experiment.result import DONE, Result
 MEASURE = "DMLTRAIN_MEASURE"
 MEASURE_SECONDS = 2.0  # of steps
 LONGEST = 600.0  # s, of one measurement: a large network on a slow machine needs a while for its first step
-START_SECONDS = 4.0  # of a job until its first step, and from its last one to its end; two cores, PyTorch
+START_SECONDS = 4.0  # of a job before its first step and after its last one; measured with PyTorch on two cores
 EXAMPLES = {"cifar10": 50_000, "mnist": 60_000, "digits": 1_437}  # of training
 # Options that do not change the time of a step.
 INDIFFERENT = (
@@ -33,28 +33,28 @@ INDIFFERENT = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one cell; seconds None: not known. basis: what it rests on."""
+    """The expected time of one cell; seconds None: not known. basis: from what it is estimated."""
 
     seconds: float | None
     basis: str
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
-    """Cells that differ in their seed only have the same."""
+    """A key that is the same for cells that differ in their seed only."""
     return tuple((name, value) for name, value in cell.settings.items() if name != SEED)
 
 
 def from_done(cells: Sequence[Cell], results: Sequence[Result]) -> dict[tuple[Any, ...], float]:
     """Mean seconds of the cells that are done, for each row of the table."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    seconds_of: dict[tuple[Any, ...], list[float]] = {}
     for cell, result in zip(cells, results, strict=True):
         if result.status == DONE and result.seconds is not None:
-            found.setdefault(key(cell), []).append(result.seconds)
-    return {name: sum(seconds) / len(seconds) for name, seconds in found.items()}
+            seconds_of.setdefault(key(cell), []).append(result.seconds)
+    return {name: sum(seconds) / len(seconds) for name, seconds in seconds_of.items()}
 
 
 def quick(cell: Cell, done: Mapping[tuple[Any, ...], float]) -> float | None:
-    """Seconds of a cell while others run: those of its row, else the mean of all rows that are done."""
+    """The expected seconds of a cell, for the progress line: those of its row, else the mean of all rows so far."""
     if not done:
         return None
     return done.get(key(cell), sum(done.values()) / len(done))
@@ -69,18 +69,18 @@ def estimate(
     """`measured(cell)`: the values of DMLTRAIN_MEASURE, or why there are none."""
     if key(cell) in done:
         return Estimate(done[key(cell)], "cells that are done")
-    found = measured(cell)
-    if isinstance(found, str):
-        return Estimate(None, found)
+    step = measured(cell)
+    if isinstance(step, str):
+        return Estimate(None, step)
     steps = number_of_steps(cell, answers.options(answer))
-    seconds = found.get("seconds_per_step")
+    seconds = step.get("seconds_per_step")
     if steps is None or not isinstance(seconds, (int, float)):
         return Estimate(None, "the number of steps is not known: give num-examples or max-iter")
     return Estimate(START_SECONDS + steps * seconds, f"{steps} steps of {seconds:.3g} s, measured here")
 
 
 def number_of_steps(cell: Cell, options: Mapping[str, Any]) -> int | None:
-    """Of the whole run."""
+    """The number of steps of the whole run."""
     if isinstance(options.get("max_iter"), int):
         return int(options["max_iter"])
     examples = options.get("num_examples") or EXAMPLES.get(str(options.get("dataset")))
@@ -93,8 +93,8 @@ def number_of_steps(cell: Cell, options: Mapping[str, Any]) -> int | None:
 class Measurer:
     """Measures steps, once for cells whose steps are the same."""
 
-    def __init__(self, program: Program, said: Mapping[tuple[str, ...], Mapping[str, Any]]):
-        self.program, self.said = program, said
+    def __init__(self, program: Program, answered: Mapping[tuple[str, ...], Mapping[str, Any]]):
+        self.program, self.said = program, answered
         self.known: dict[tuple[Any, ...], Mapping[str, Any] | str] = {}
 
     def __call__(self, cell: Cell) -> Mapping[str, Any] | str:
@@ -122,11 +122,11 @@ def measure(program: str, cell: Cell) -> Mapping[str, Any] | str:
         )
     except subprocess.TimeoutExpired:
         return f"a step could not be measured within {LONGEST:g} s"
-    found = parse(done.stdout)
-    if found is None:
+    measured = parse(done.stdout)
+    if measured is None:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return f"a step could not be measured: {last[:200]}"
-    return found
+    return measured
 
 
 def parse(output: str) -> Mapping[str, Any] | None:

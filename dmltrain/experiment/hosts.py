@@ -1,7 +1,7 @@
 """Cells side by side: each on hosts that no other cell uses at the time.
 
-A cell that runs beside others is placed by the launcher itself, with --exclude for the hosts that are in use. It may
-start if its processes are then spread over hosts as they would be on all hosts: no host gets more of them.
+The launcher places a cell that runs beside others, with --exclude for the hosts that are in use. The cell may start if
+its processes are then spread over hosts as they would be without --exclude: no host gets more of them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ def names_hosts(words: Words) -> bool:
 
 @dataclass
 class Hosts:
-    """Which hosts are in use. `plan` is asked once for each question."""
+    """Which hosts are in use. `plan` is called once for each list of words, because it starts a launcher."""
 
     plan: Plan
     used: dict[str, frozenset[str]] = field(default_factory=dict)  # ID of a running cell -> its hosts
     known: dict[Words, Planned] = field(default_factory=dict)
 
     def take(self, cell: str, words: Words) -> Words | None:
-        """The options with which the cell may start now, beside those that run; None: it must wait."""
+        """The launcher's options with which the cell may start now, beside the running cells; None: it must wait."""
         if not names_hosts(words):
             self.used[cell] = frozenset()
             return words
         busy = sorted(frozenset().union(*self.used.values()))
         here = (*words, "--exclude", ",".join(busy)) if busy else words
-        found = self._planned(here)
-        if busy and (found.error or found.shape != self._planned(words).shape):
+        planned = self._planned(here)
+        if busy and (planned.error or planned.shape != self._planned(words).shape):
             return None
-        self.used[cell] = found.hosts
+        self.used[cell] = planned.hosts
         return here
 
     def give_back(self, cell: str) -> None:

@@ -1,4 +1,4 @@
-"""A cell's launcher as a process of its own, and what it says when it fails."""
+"""Starts the launcher of a cell as a process, and reads from its files why it failed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a launcher that ends its job when this process ends, however it ends. Its output goes to OUTPUT.
+    """Start a launcher that ends its job when this process ends, also after kill -9. Its output goes to OUTPUT.
 
-    A group of its own: Ctrl-C of the terminal reaches this process only, which passes it on."""
+    It is in a process group of its own. So Ctrl-C in the terminal reaches this process only, which passes it on."""
     parent = os.getpid()
 
     def follow() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # The parent may have ended between fork and prctl; then this process gets no signal (man 2 prctl).
         if os.getppid() != parent:
             os._exit(1)
 
@@ -48,7 +49,7 @@ def start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def end_what_is_left(launcher: str, folder: Path) -> None:
-    """End the processes of a job whose launcher was killed: agents do so within 10 s, and this waits for it."""
+    """End the processes of a job whose launcher was killed: `dmltrain-launch --kill` waits until they are gone."""
     if (folder / JOB).exists():
         command = [launcher, "--kill", str(folder)]
         try:
@@ -77,10 +78,9 @@ def reason(code: int, folder: Path, shown: str, limit: float | None) -> str:
         cause = _message(text) or f"the launcher exited with {code}"
     last = _last_line(text)
     log = _log(text, shown)
-    said = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
-    return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in said
-    )  # no program commands the terminal
+    line = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
+    # A program's output may hold escape sequences, which would command the user's terminal.
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in line)
 
 
 def _signal(number: int) -> str:
@@ -98,7 +98,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _message(text: str) -> str:
-    """The launcher's error, or the last thing that it said."""
+    """The launcher's error message, or the last line that it printed."""
     lines = [line.removeprefix(NAME) for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return next(iter(errors), lines[-1] if lines else "").removeprefix("error: ")
@@ -106,15 +106,15 @@ def _message(text: str) -> str:
 
 def _last_line(text: str) -> str:
     """The last line that the failed process printed, which the launcher repeats."""
-    found, inside = "", False
+    last, inside = "", False
     for line in text.splitlines():
         if LAST in line:
             inside = True
         elif inside and line.startswith("    "):
-            found = line.strip() or found
+            last = line.strip() or last
         elif inside:
             break
-    return found
+    return last
 
 
 def _log(text: str, shown: str) -> str:
@@ -130,7 +130,7 @@ def _log(text: str, shown: str) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """Which host runs which roles. `error`: why there is no place for them."""
+    """Which host runs which roles. `error`: why the processes cannot be placed; "" if they can."""
 
     roles: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (host, its roles), by host
     error: str = ""
@@ -167,10 +167,10 @@ def plan(launcher: str, words: Sequence[str], program: Sequence[str], run: Run =
 
 def placed(text: str) -> Planned:
     """What --plan printed."""
-    found: dict[str, list[str]] = {}
+    hosts_of: dict[str, list[str]] = {}
     for row in _rows(text):
-        found.setdefault(str(row.get("host")), []).append(str(row.get("role")))
-    return Planned(tuple(sorted((host, tuple(sorted(roles))) for host, roles in found.items())))
+        hosts_of.setdefault(str(row.get("host")), []).append(str(row.get("role")))
+    return Planned(tuple(sorted((host, tuple(sorted(roles))) for host, roles in hosts_of.items())))
 
 
 def _rows(text: str) -> list[dict[str, Any]]:

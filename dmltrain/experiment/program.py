@@ -28,8 +28,8 @@ def find(experiment: Experiment) -> Program:
     path = experiment.path.parent / os.path.expanduser(experiment.program)
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait
-            what = "a folder" if path.is_dir() else "no regular file"
-            raise experiment.error(("program",), f"{path} is {what}: expected a program")
+            problem = "a folder" if path.is_dir() else "no regular file"
+            raise experiment.error(("program",), f"{path} is {problem}: expected a program")
         source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else ""
     except OSError as error:
         raise experiment.error(

@@ -18,7 +18,7 @@ WIDTH = 160
 
 
 @dataclass
-class Progress:
+class ExperimentProgress:
     """`cells` and `results`: all of the experiment. `todo`: those of this run."""
 
     cells: Sequence[Cell]
@@ -44,12 +44,12 @@ class Progress:
         word = "interrupted" if interrupted else result.status
         text = f"[{self.ended_count}/{len(self.todo)}] {cell.id}: {word} after {duration(seconds)}"
         text += f": {result.error}" if result.error else ""
-        left = self.left()
+        left = self.seconds_left()
         text += f"; about {duration(left)} left" if left and not interrupted else ""
         self._print(text)
         self._show_running()
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until all cells are done, by those that are; 0 if not known."""
         done = from_done(self.cells, [self.results[cell.id] for cell in self.cells])
         open_ = [cell for cell in self.todo if self.results[cell.id].status == PENDING]

@@ -1,7 +1,7 @@
-"""Runs cells: starts their launchers, waits for their ends, and stores what became of them.
+"""Runs cells: starts their launchers, waits until they end, and stores how they ended.
 
-One loop, one thread. A signal ends the running cells, which stay pending. A full disk ends the experiment, because
-each further cell would fail as well; the cell that noticed it stays pending.
+All is in one loop of one thread. A signal ends the running cells, which stay pending. A full disk ends the experiment,
+because each further cell would fail as well; the cell that found the disk full stays pending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """What all cells share."""
 
     experiment: Experiment
@@ -51,9 +51,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Reports:
-    """What the run tells while it goes on. started(cell), ended(cell, result, seconds) and between(), when there is
-    time for a look at the results."""
+class RunReports:
+    """Functions that the run calls: started(cell), ended(cell, result, seconds), and between() after cells ended."""
 
     started: Callable[[Cell], None]
     ended: Callable[[Cell, Result, float], None]
@@ -72,13 +71,13 @@ class Runner:
 
     def __init__(
         self,
-        setting: Setting,
-        reports: Reports,
+        context: RunContext,
+        reports: RunReports,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ):
-        self.setting, self.reports, self.clock, self.pause = setting, reports, clock, pause
-        self.hosts = Hosts(setting.plan)
+        self.context, self.reports, self.clock, self.pause = context, reports, clock, pause
+        self.hosts = Hosts(context.plan)
         self.running: list[Running] = []
         self.interrupted = 0
 
@@ -97,46 +96,46 @@ class Runner:
 
     def _start_some(self, waiting: list[Cell]) -> None:
         for cell in list(waiting):
-            if self.interrupted or len(self.running) >= self.setting.at_once:
+            if self.interrupted or len(self.running) >= self.context.at_once:
                 return
-            words = self.hosts.take(cell.id, self.setting.words(cell))
+            words = self.hosts.take(cell.id, self.context.words(cell))
             if words is not None:
                 waiting.remove(cell)
                 self._start(cell, words)
 
     def _start(self, cell: Cell, words: Sequence[str]) -> None:
-        setting, folder = self.setting, self.setting.store.path(cell)
+        context, folder = self.context, self.context.store.path(cell)
         wait_until_free(folder, self.clock, self.pause)
         self._check_room(cell)
-        setting.store.begin(setting.experiment, cell)
+        context.store.begin(context.experiment, cell)
         self.reports.started(cell)
-        self.running.append(Running(cell, launch.start(setting.command(cell, words), folder), self.clock()))
+        self.running.append(Running(cell, launch.start(context.command(cell, words), folder), self.clock()))
 
     def _end_some(self) -> bool:
-        """Take the launchers that have ended. Returns whether there were any."""
-        ended = [each for each in self.running if each.process.poll() is not None]
-        for each in ended:
-            self.running.remove(each)
-            self._ended(each.cell, each.process.returncode, self.clock() - each.began)
-            self.hosts.give_back(each.cell.id)
+        """Handle the launchers that have ended. Returns whether there were any."""
+        ended = [running for running in self.running if running.process.poll() is not None]
+        for running in ended:
+            self.running.remove(running)
+            self._ended(running.cell, running.process.returncode, self.clock() - running.began)
+            self.hosts.give_back(running.cell.id)
         if ended and not self.interrupted:
             self.reports.between()
         return bool(ended)
 
     def _ended(self, cell: Cell, code: int, seconds: float) -> None:
-        setting, folder = self.setting, self.setting.store.path(cell)
+        context, folder = self.context, self.context.store.path(cell)
         if code < 0:
-            launch.end_what_is_left(setting.launcher, folder)
-        found = setting.store.result(setting.experiment, cell)
-        if found.status != DONE and not self.interrupted:
+            launch.end_what_is_left(context.launcher, folder)
+        result = context.store.result(context.experiment, cell)
+        if result.status != DONE and not self.interrupted:
             self._check_room(cell)
-            limit = setting.experiment.time_limit
-            setting.store.fail(cell, launch.reason(code, folder, f"{CELLS}/{cell.id}", limit))
-            found = setting.store.result(setting.experiment, cell)
-        self.reports.ended(cell, found, seconds)
+            limit = context.experiment.time_limit
+            context.store.fail(cell, launch.reason(code, folder, f"{CELLS}/{cell.id}", limit))
+            result = context.store.result(context.experiment, cell)
+        self.reports.ended(cell, result, seconds)
 
     def _check_room(self, cell: Cell) -> None:
-        folder = self.setting.store.folder
+        folder = self.context.store.folder
         free = free_bytes(folder)
         if free < LEAST_FREE:
             raise DiskFull(
@@ -163,7 +162,7 @@ class Runner:
 @contextlib.contextmanager
 def _catching(interrupted: Callable[[int], None]) -> Iterator[None]:
     """Call `interrupted` for the signals that end this program. SIGHUP stays ignored under nohup."""
-    numbers = [each for each in ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    numbers = [ending for ending in ENDING if ending != signal.SIGHUP or signal.getsignal(ending) != signal.SIG_IGN]
 
     def handle(number: int, frame: Any) -> None:
         interrupted(number)
@@ -179,4 +178,4 @@ def _catching(interrupted: Callable[[int], None]) -> Iterator[None]:
 def to_run(cells: Sequence[Cell], results: Sequence[Result], retry: bool) -> list[Cell]:
     """The cells that are not done; failed ones only with `retry`."""
     wanted = (PENDING, ERROR) if retry else (PENDING,)
-    return [cell for cell, found in zip(cells, results, strict=True) if found.status in wanted]
+    return [cell for cell, result in zip(cells, results, strict=True) if result.status in wanted]

@@ -1,4 +1,4 @@
-"""The folder of results: which cells are done, in a form that kill -9, a full disk and a power cut leave whole.
+"""The folder of results: which cells are done. Its files stay valid after kill -9, a full disk and a power cut.
 
     lock             locked while a dmltrain-experiment works in the folder
     experiment.json  what the file said, and the cells
@@ -7,8 +7,8 @@
       launcher.txt   what the launcher printed
       error.json     why it failed
 
-A cell is done if its job.json has the exit code 0 and its cell.json is that of the cell. It has failed if there is an
-error.json. Otherwise it is pending: it was never started, or was interrupted and is started anew.
+A cell is done if its job.json has the exit code 0 and its cell.json equals that of the cell now. It has failed if there
+is an error.json. Otherwise it is pending: it was never started, or it was interrupted and has to start again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.difference import different
+from dmltrain.experiment.plan import difference
 from dmltrain.experiment.plan.cell import Cell
 from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
@@ -37,10 +37,10 @@ FORMAT = 1
 CELLS, RECORD = "cells", "experiment.json"
 WRITTEN = (RECORD, "table.md", "table.csv", "table.tex", "results.json", "report.html")
 OWN, JOB, FAILED, OUTPUT = "cell.json", "job.json", "error.json", "launcher.txt"
-OF_LAUNCHER = ("*.log", "usage.csv", "restart-*", "killed", JOB)  # job.json last: without it logs are no earlier run
+OF_LAUNCHER = ("*.log", "usage.csv", "restart-*", "killed", JOB)  # job.json last: see _set_aside
 MOST_BYTES = 8 << 20  # of a file that is read; job.json of 1000 processes has half a MiB
-MOST_SECONDS = 1e12  # of a cell, in a job.json of anyone
-LOCK_SECONDS = 20.0  # for a launcher to end whose experiment was killed
+MOST_SECONDS = 1e12  # of a cell; anyone may have written its job.json
+LOCK_SECONDS = 20.0  # that a launcher may take to end after its experiment was killed
 
 
 class DiskFull(UserError):
@@ -57,7 +57,7 @@ class Store:
         return self.folder / CELLS / cell.id
 
     def results(self, experiment: Experiment, cells: Sequence[Cell]) -> list[Result]:
-        """What became of each cell."""
+        """The state of each cell."""
         return [self.result(experiment, cell) for cell in cells]
 
     def result(self, experiment: Experiment, cell: Cell) -> Result:
@@ -68,10 +68,10 @@ class Store:
 
     def compare(self, experiment: Experiment, cells: Sequence[Cell]) -> None:
         """UserError if the folder has results of an experiment with other cells."""
-        if found := self.difference(experiment, cells):
+        if difference := self.difference(experiment, cells):
             raise UserError(
-                f"{found}; --output DIR writes to another folder; --add keeps the cells whose command is the same and "
-                "runs the others"
+                f"{difference}; --output DIR writes to another folder; --add keeps the cells whose command is the same "
+                "and runs the others"
             )
 
     def difference(self, experiment: Experiment, cells: Sequence[Cell]) -> str:
@@ -86,7 +86,7 @@ class Store:
             return ""
         return (
             f"{self.folder} has the results of another experiment, {before.get('name')}: "
-            f"{different(before, self._record(experiment, cells))}"
+            f"{difference.of_records(before, self._record(experiment, cells))}"
         )
 
     def _has_results(self) -> bool:
@@ -114,7 +114,7 @@ class Store:
         return dict(json.loads(json.dumps(now)))
 
     def begin(self, experiment: Experiment, cell: Cell) -> None:
-        """Prepare the cell's folder. What the launcher left there of an earlier run is moved to previous-N."""
+        """Prepare the cell's folder: files of an earlier run are moved to previous-N."""
         path = self.path(cell)
         with disk(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -131,8 +131,8 @@ class Store:
 
 
 def identity(experiment: Experiment, cell: Cell) -> dict[str, Any]:
-    """What makes the cell's results: its command, without paths of this machine. As JSON gives it back."""
-    made = {
+    """All that decides the cell's results: its command without paths of this machine. In the types that JSON has."""
+    facts = {
         "format": FORMAT,
         "settings": dict(cell.settings),
         "program": experiment.program,
@@ -143,13 +143,13 @@ def identity(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         "hosts": cell.hosts,
         "launcher_arguments": list(experiment.arguments),
     }
-    return dict(json.loads(json.dumps(made)))
+    return dict(json.loads(json.dumps(facts)))
 
 
 def state(
     expected: Mapping[str, Any], own: Mapping[str, Any], job: Mapping[str, Any], failed: Mapping[str, Any]
 ) -> tuple[str, str, float | None]:
-    """Status, error and seconds of a cell from its files, which may be empty or anyone's. Pure."""
+    """Status, error and seconds of a cell from its files, which may be empty or have any content. Pure."""
     if own != expected:
         return PENDING, "", None
     seconds = job.get("seconds")
@@ -163,18 +163,21 @@ def state(
 
 
 def _set_aside(path: Path) -> None:
-    """Move an earlier run to previous-N, as the launcher does: if that does not get so far, its job.json must not say
-    how this run ended. Logs without a job.json are those of a launcher that could not write it; they would stop the
-    next one, and are removed."""
+    """Move the files of an earlier run to previous-N. The launcher would do so as well, but it may fail before that;
+    then the old job.json must not count as the result of this run.
+
+    Logs without a job.json are of a launcher that could not write it. They would stop the next launcher, so they are
+    removed. job.json is moved last: logs that are left after a kill -9 still count as an earlier run, and are moved.
+    """
     if not (path / JOB).exists():
         for log in path.glob("*.log"):
             log.unlink(missing_ok=True)
         return
-    previous = next(each for n in itertools.count(1) if not (each := path / f"previous-{n}").exists())
+    previous = next(folder for n in itertools.count(1) if not (folder := path / f"previous-{n}").exists())
     previous.mkdir()
     for name in OF_LAUNCHER:
-        for each in sorted(path.glob(name)):
-            each.rename(previous / each.name)
+        for file in sorted(path.glob(name)):
+            file.rename(previous / file.name)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -188,7 +191,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe
+    return os.open(path, flags | os.O_NONBLOCK)  # without it, opening a named pipe waits for a writer
 
 
 def parsed(data: bytes) -> dict[str, Any]:
@@ -218,11 +221,11 @@ def _free(path: Path, error: OSError) -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """Of the file system on which `path` is, or will be."""
+    """The free bytes of the file system on which `path` is, or will be."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 @contextlib.contextmanager
@@ -254,7 +257,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def wait_until_free(folder: Path, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
-    """Wait until no launcher has the lock of a log folder: one whose experiment was killed may still end its job."""
+    """Wait until no launcher has the lock of a log folder. After an experiment was killed, its launchers need some time
+    to end their jobs."""
     end = clock() + LOCK_SECONDS
     while clock() < end and _held(folder):
         pause(0.1)

@@ -19,8 +19,8 @@ def duration(seconds: float) -> str:
 
 def counts(results: Sequence[Result]) -> str:
     """12 cells: 8 done, 1 error, 3 pending."""
-    found = Counter(result.status for result in results)
-    parts = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
+    number = Counter(result.status for result in results)
+    parts = ", ".join(f"{number[status]} {status}" for status in STATUSES if number[status])
     return f"{len(results)} cell{'s' * (len(results) != 1)}: {parts}"
 
 
@@ -37,8 +37,8 @@ def status(results: Sequence[Result]) -> list[str]:
 def forecast(cells: Sequence[str], estimates: Sequence[Estimate], at_once: int) -> list[str]:
     """One line for each cell, and the sum."""
     rows = [("cell", "time", "from")]
-    for cell, each in zip(cells, estimates, strict=True):
-        rows.append((cell, "unknown" if each.seconds is None else duration(each.seconds), each.basis))
+    for cell, estimate in zip(cells, estimates, strict=True):
+        rows.append((cell, "unknown" if estimate.seconds is None else duration(estimate.seconds), estimate.basis))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     total = sum(known) / at_once
     unknown = len(estimates) - len(known)

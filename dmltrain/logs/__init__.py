@@ -1,1 +1,1 @@
-"""What a run writes down as it goes: the lines of its log, TensorBoard's event files, and the metrics in both."""
+"""What a run writes while it trains: the lines of its log, TensorBoard's event files, and the metrics in both."""

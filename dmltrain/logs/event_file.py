@@ -47,8 +47,8 @@ def library() -> Library:
 class EventFile:
     """A new file of events in `folder`, which TensorBoard shows as one run. OSError if it cannot be written.
 
-    `done`: the steps that the run has made before. TensorBoard forgets what earlier files of the folder say of later
-    steps, because this file says it anew.
+    `done`: the steps that the run has made before. TensorBoard ignores what earlier files of the folder have of later
+    steps, because this file has these steps again.
     """
 
     def __init__(self, folder: Path, done: int = 0, clock: Callable[[], float] = time.time):

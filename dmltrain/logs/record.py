@@ -104,7 +104,7 @@ def logger(rank: int, stream: TextIO | None = None) -> logging.Logger:
 
 
 class _Safe(logging.Formatter):
-    """A name of a file or a class that is part of a message is harmless where the log is shown."""
+    """Makes messages safe: the name of a file or class in one cannot control the terminal that shows the log."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe_lines(super().format(record))
@@ -167,24 +167,26 @@ def pairs(text: bytes, section: str = "") -> list[Pair]:
             pairs.append(Pair(_key(name, section), number(value), name, value, False))
         else:
             section = _SECTIONS.get(name.decode("utf-8", "replace").lower(), section)
-    return _ended(pairs, text)
+    return _with_end_mark(pairs, text)
 
 
-def listed(text: bytes, between: bytes, section: str = "") -> list[Pair]:
-    """Every pair of a list with `between` its parts, so that a name is any text up to its value."""
-    found = map(_ITEM.match, text.split(between))
-    return _ended([Pair(_key(one[1], section), number(one[2]), one[1], one[2], False) for one in found if one], text)
+def pairs_of_list(text: bytes, between: bytes, section: str = "") -> list[Pair]:
+    """Every pair of a list whose parts `between` separates. So a name may be any text up to its value."""
+    matches = filter(None, map(_ITEM.match, text.split(between)))
+    return _with_end_mark(
+        [Pair(_key(match[1], section), number(match[2]), match[1], match[2], False) for match in matches], text
+    )
 
 
-def _ended(pairs: list[Pair], text: bytes) -> list[Pair]:
-    """The pairs of `text`, of which the last may end with it."""
+def _with_end_mark(pairs: list[Pair], text: bytes) -> list[Pair]:
+    """The same pairs; `at_end` of the last one is set if `text` ends with its value."""
     if pairs and text.endswith(pairs[-1].text):
         pairs[-1] = Pair(*pairs[-1][:4], True)
     return pairs
 
 
 def number(text: bytes) -> float:
-    """What VALUE finds."""
+    """The number in a text that VALUE matches."""
     if b"#" in text or b"(" in text:
         return math.copysign(math.inf if b"INF" in text else math.nan, -1.0 if text.startswith(b"-") else 1.0)
     return float(text)

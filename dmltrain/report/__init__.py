@@ -9,12 +9,11 @@
     summary   a run -> one row for it: COLUMNS; measured has its values over workers and epochs
     series    a run -> points over epochs, iterations or time; stamp has the times of lines
     table     a run -> one cell per epoch and value: the mean, maximum or last of all workers
-    text      tables -> markdown, CSV, JSON, tabs
+    text      tables -> markdown, CSV, JSON, tabs; a table that is too wide becomes several
     style     the style of all plots
     plot      tables -> a plot
     summary_text  rows of the summary -> markdown, CSV, JSON, tabs
     compare   two groups of runs -> what differs; verdict and statistic: whether it is more than noise
-    panels    tables that are too wide -> one below the other
     show, label   values and runs -> texts for cells and headings
     command_line, actions  the options of the program, and what it does with them
     cli       the program

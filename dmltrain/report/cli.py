@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from dmltrain.base.safe_text import one_line, printed, safe_lines
 from dmltrain.report import actions
-from dmltrain.report.actions import Outcome
+from dmltrain.report.actions import ActionResult
 from dmltrain.report.command_line import arguments
 from dmltrain.report.follow import follow
 
@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _outcome(given: argparse.Namespace) -> Outcome:
+def _outcome(given: argparse.Namespace) -> ActionResult:
     if given.compare:
         return actions.comparison(given)
     return actions.summaries(given) if given.summary else actions.epochs(given)
 
 
-def _report(outcome: Outcome) -> int:
+def _report(outcome: ActionResult) -> int:
     faults = [*outcome.faults, *_write(outcome.text)]
     for note in outcome.notes:
         _say("note", note)

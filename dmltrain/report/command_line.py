@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from dmltrain.logs import record
-from dmltrain.report import dialect, follow_options
+from dmltrain.report import dialect
 from dmltrain.report.summaries.series import AXES
 from dmltrain.report.table import AGGREGATES
 from dmltrain.report.text import FORMATS
@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    if given.follow and (wrong := follow_options.problem(given)):
+    if given.follow and (wrong := _problem_with_follow(given)):
         return wrong
     if given.compare and given.logs:
         return f"--compare takes two runs, or two folders of runs, and no other log: what is {given.logs[0]}?"
@@ -56,6 +56,23 @@ def _problem(given: argparse.Namespace) -> str:
         return f"{option} needs one value of all workers: --aggregate mean, max or last; all is for the table of epochs"
     if option and given.x and not given.plot:
         return f"--x is for the table of epochs and the plot: leave it out, or {option}"
+    return ""
+
+
+def _problem_with_follow(given: argparse.Namespace) -> str:
+    """What is wrong with the options beside --follow; "" if nothing is."""
+    others: Sequence[tuple[str, object]] = (
+        ("--summary", given.summary),
+        ("--compare", given.compare),
+        ("--plot", given.plot),
+        ("--x", given.x),
+        ("--format json", given.format == "json"),
+    )
+    wrong = [name for name, value in others if value]
+    if wrong:
+        return f"--follow shows the table of epochs as it grows: leave out {wrong[0]}"
+    if len(given.logs) != 1 or given.logs[0] == "-":
+        return "--follow takes one log or one folder of logs, such as logs/JOB"
     return ""
 
 

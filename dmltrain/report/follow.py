@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import asked
-from dmltrain.report.actions import Outcome
+from dmltrain.report import missing_metrics
+from dmltrain.report.actions import ActionResult
 from dmltrain.report.live_job import LiveJob
-from dmltrain.report.runs.run import Found, Run, merge
+from dmltrain.report.runs.run import FileValues, Run, merge
 from dmltrain.report.table import table
 from dmltrain.report.tail import Tail
 from dmltrain.report.text import FORMATS
@@ -31,7 +31,7 @@ Write = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
-class State:
+class FollowedJob:
     """A job so far. complete: the epochs, as printed, that all workers have ended. attempt: 0, or that of a restart."""
 
     run: Run
@@ -42,7 +42,7 @@ class State:
 class Screen(Protocol):
     """Where the table is shown; both kinds are below and in `live_table`."""
 
-    def show(self, state: State) -> None: ...
+    def show(self, state: FollowedJob) -> None: ...
 
     def close(self) -> None: ...
 
@@ -56,8 +56,8 @@ class Follower:
     _tails: dict[str, Tail] = field(default_factory=dict)
     _attempt: int = 0
 
-    def poll(self, end: bool = False) -> State | None:
-        """The state, or None if nothing was appended. end: nothing will be."""
+    def poll(self, end: bool = False) -> FollowedJob | None:
+        """The state, or None if nothing was appended. end: nothing will be appended any more."""
         attempt = self.job.attempt
         if attempt != self._attempt:
             self._attempt = attempt
@@ -71,33 +71,33 @@ class Follower:
                 tail.end()
         return self._state(end) if end or any(news) else None
 
-    def _state(self, end: bool) -> State:
+    def _state(self, end: bool) -> FollowedJob:
         files = [
-            (path, one, tail.head())
+            (path, values, tail.head())
             for path, tail in self._tails.items()
-            if (found := tail.found())
-            for one in (replace(found[-1], workers=()), *found[-1].workers)
+            if (runs := tail.runs())
+            for values in (replace(runs[-1], workers=()), *runs[-1].workers)
         ]
-        done = [complete(found) for _, found, _ in files]
+        done = [complete(values) for _, values, _ in files]
         all_there = len(files) >= max(1, self.job.workers)
-        run = merge(self.path, [(path, found) for path, found, _ in files], heads=[head for _, _, head in files])
+        run = merge(self.path, [(path, values) for path, values, _ in files], heads=[head for _, _, head in files])
         ended = frozenset(run.epochs) if end else frozenset.intersection(*done) if all_there else frozenset()
-        return State(run, ended, self._attempt)
+        return FollowedJob(run, ended, self._attempt)
 
 
-def complete(found: Found) -> frozenset[int]:
+def complete(values_of_log: FileValues) -> frozenset[int]:
     """The epochs of a log that have ended there."""
-    last = max((*found.epochs, *found.snapshots), default=-1)
-    epochs = sorted(found.epochs)
+    last = max((*values_of_log.epochs, *values_of_log.snapshots), default=-1)
+    epochs = sorted(values_of_log.epochs)
     before = dict(zip(epochs[1:], epochs, strict=False))
     return frozenset(
         epoch
-        for epoch, values in found.epochs.items()
-        if epoch < last or (epoch in before and values.keys() >= found.epochs[before[epoch]].keys())
+        for epoch, values in values_of_log.epochs.items()
+        if epoch < last or (epoch in before and values.keys() >= values_of_log.epochs[before[epoch]].keys())
     )
 
 
-class Lines:
+class PrintedTable:
     """The table as lines, each row once."""
 
     def __init__(self, given: argparse.Namespace, write: Write, say: Callable[[str, str], None]) -> None:
@@ -106,7 +106,7 @@ class Lines:
         self._heading = ""
         self._attempt = 0
 
-    def show(self, state: State) -> None:
+    def show(self, state: FollowedJob) -> None:
         if state.attempt != self._attempt:
             self._say("note", f"restart {state.attempt} of the job begins; its epochs follow")
             self._attempt = state.attempt
@@ -136,33 +136,33 @@ def follow(
     say: Callable[[str, str], None],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> ActionResult:
     """Follow the job of the one path in `given.logs` until it ends. UserError if the path does not exist."""
     (path,) = given.logs
     if not os.path.exists(path):
-        return Outcome(faults=[f"{path}: cannot be read: No such file or directory"])
+        return ActionResult(faults=[f"{path}: cannot be read: No such file or directory"])
     follower = Follower(path, LiveJob(path))
     screen = _screen(given, write, say)
-    state: State | None = None
+    state: FollowedJob | None = None
     try:
         for state in _states(follower, clock, sleep):
             screen.show(state)
     except UserError as error:
-        return Outcome(faults=[str(error)])
+        return ActionResult(faults=[str(error)])
     finally:
         screen.close()
     if state is None or not state.run.epochs:
-        return Outcome(faults=[f"{path}: the job has ended without an epoch"])
+        return ActionResult(faults=[f"{path}: the job has ended without an epoch"])
     lost = [] if follower.job.ended else [f"{path}: the job has lost its launcher, so its last epochs may be missing"]
-    said = asked.notes([table(state.run, given.aggregate)], given.metric_names)
-    return Outcome(notes=[*state.run.notes, *said], faults=lost)
+    notes = missing_metrics.notes([table(state.run, given.aggregate)], given.metric_names)
+    return ActionResult(notes=[*state.run.notes, *notes], faults=lost)
 
 
-def _states(follower: Follower, clock: Callable[[], float], sleep: Callable[[float], None]) -> Iterator[State]:
-    """Each new state of a job; the last one when it has ended."""
+def _states(follower: Follower, clock: Callable[[], float], sleep: Callable[[float], None]) -> Iterator[FollowedJob]:
+    """Each new state of a job, until it has ended."""
     last = float("inf")
     while True:
-        over = follower.job.unlocked or clock() > last  # before reading: what was written until then is read
+        over = follower.job.unlocked or clock() > last  # before reading: then a job that has ended has written all
         if state := follower.poll(end=over):
             yield state
         if over:
@@ -177,4 +177,4 @@ def _screen(given: argparse.Namespace, write: Write, say: Callable[[str, str], N
         from dmltrain.report.live_table import LiveTable
 
         return LiveTable(given)
-    return Lines(given, write, say)
+    return PrintedTable(given, write, say)

@@ -1,8 +1,8 @@
 """The job whose logs are followed: where the logs of its newest attempt are, its workers, and whether it has ended.
 
 `dmltrain-launch` describes a job in its log folder's job.json and sets `ended` there just before the logs are complete.
-It locks the folder until they are, so a job that has not ended and has no lock has lost its launcher. The logs of
-restart N are in restart-N/.
+It locks the folder until they are complete. So a job that has not ended, and whose folder is not locked, has lost its
+launcher. The logs of restart N are in restart-N/.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LiveJob:
         """0, or the number of the newest restart that has logs."""
         if self._fixed or not self._described():
             return 0
-        found = [_RESTART.fullmatch(entry.name) for entry in _entries(self._folder)]
-        numbers = sorted((int(each[1]) for each in found if each), reverse=True)
+        matches = [_RESTART.fullmatch(entry.name) for entry in _entries(self._folder)]
+        numbers = sorted((int(match[1]) for match in matches if match), reverse=True)
         return next((number for number in numbers if _entries(self._of(number))), 0)
 
     def logs(self, attempt: int) -> list[Path]:

@@ -16,7 +16,7 @@ from dmltrain.report import text
 from dmltrain.report.table import table
 
 if TYPE_CHECKING:
-    from dmltrain.report.follow import State
+    from dmltrain.report.follow import FollowedJob
 
 _BESIDE = 4  # lines of the terminal that are not rows: heading, rule, what comes before and after
 
@@ -29,9 +29,9 @@ class LiveTable:
         self._console = Console(file=raw(sys.stdout))
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="visible")
         self._live.start()
-        self._state: State | None = None
+        self._state: FollowedJob | None = None
 
-    def show(self, state: State) -> None:
+    def show(self, state: FollowedJob) -> None:
         self._state = state
         self._live.update(self._table(state, max(1, self._console.height - _BESIDE)), refresh=True)
 
@@ -40,7 +40,7 @@ class LiveTable:
             self._live.update(self._table(self._state, len(self._state.run.epochs)), refresh=True)
         self._live.stop()
 
-    def _table(self, state: State, most: int) -> Table:
+    def _table(self, state: FollowedJob, most: int) -> Table:
         lines = text.grid([table(state.run, self._given.aggregate)], self._given.metric_names)
         shown = Table(box=None, pad_edge=False, title=f"restart {state.attempt}" if state.attempt else None)
         for heading in lines[0] if lines else ["no epoch yet"]:

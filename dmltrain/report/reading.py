@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 from dmltrain.base.errors import UserError
 from dmltrain.report.runs.block import blocks
 from dmltrain.report.runs.head import Head
-from dmltrain.report.runs.run import Found, Run, merge
+from dmltrain.report.runs.run import FileValues, Run, merge
 from dmltrain.report.unread import EXPECTED, Unread
 from dmltrain.report.workers import Workers
 
@@ -49,18 +49,18 @@ def _file_runs(path: str, stream: BinaryIO) -> list[Run]:
 
 
 def _runs(path: str, log: Survey) -> list[Run]:
-    if not log.found:
+    if not log.runs:
         return [Run(path, (path,), faults=(f"{path}: {log.fault}",), heads=(log.head,))]
-    several = len(log.found) > 1
+    several = len(log.runs) > 1
     return [
-        merge(path, [(path, one)], part if several else 0, heads=(log.head,)) for part, one in enumerate(log.found, 1)
+        merge(path, [(path, run)], part if several else 0, heads=(log.head,)) for part, run in enumerate(log.runs, 1)
     ]
 
 
 class Survey(NamedTuple):
     """A log. fault: why it has no run. head: the lines at its start that describe it. dialect: name of its format."""
 
-    found: list[Found]
+    runs: list[FileValues]
     fault: str
     head: bytes
     dialect: str = ""
@@ -77,13 +77,13 @@ def survey(stream: BinaryIO) -> Survey:
             if not understood:
                 unread.feed(block)
             understood = workers.feed(block) or understood
-        found, dialect = workers.found()
-    if found:
-        return Survey(found, "", head.lines(), dialect)
+        runs, dialect = workers.runs()
+    if runs:
+        return Survey(runs, "", head.lines(), dialect)
     return Survey([], unread.explanation(), head.lines())
 
 
-def scan(stream: BinaryIO) -> tuple[list[Found], str]:
+def scan(stream: BinaryIO) -> tuple[list[FileValues], str]:
     """The runs in a log; if there is none, the reason."""
     return survey(stream)[:2]
 
@@ -108,7 +108,7 @@ def _unreadable(path: str, error: OSError | ValueError) -> str:
 def folders(paths: Sequence[str]) -> list[str]:
     """The same paths, with a folder of several runs, or of an experiment, replaced by the folders of these runs, in
     natural order."""
-    return [each for path in paths for each in (_runs_in(path) or [path])]
+    return [folder for path in paths for folder in (_runs_in(path) or [path])]
 
 
 def _runs_in(path: str) -> list[str]:
@@ -145,21 +145,21 @@ def _folder_runs(path: str) -> list[Run]:
             files.append((log, _survey_file(log)))
         except OSError as error:
             faults.append(_unreadable(log, error))
-    own = [(log, survey) for log, survey in files if survey.found]
+    own = [(log, survey) for log, survey in files if survey.runs]
     if not own and not faults:
         faults.append(_no_logs(path, names, [os.path.basename(log) for log, _ in files]))
         faults += [f"{log}: {survey.fault}" for log, survey in files if "looks like" in survey.fault][:_MOST_EXPLAINED]
-    counts = {len(survey.found) for _, survey in own}
+    counts = {len(survey.runs) for _, survey in own}
     notes = _unlike(path, [os.path.basename(log) for log, _ in own if log.endswith(".log")])
     if len({survey.dialect for _, survey in own}) > 1 or len(counts) > 1 or (notes and counts != {1} and own):
         return _separate(path, own, faults)
     heads = [survey.head for _, survey in own or files]  # without epochs any log may describe the run
-    starts = [[(log, survey.found[start]) for log, survey in own] for start in range(max(counts, default=0))]
+    starts = [[(log, survey.runs[start]) for log, survey in own] for start in range(max(counts, default=0))]
     if len(starts) > 1 and len(own) == 1:
         return _separate(path, own, faults)
     several = len(starts) > 1
     first, *others = [
-        merge(path, found, part if several else 0, heads=heads) for part, found in enumerate(starts or [[]], 1)
+        merge(path, of_logs, part if several else 0, heads=heads) for part, of_logs in enumerate(starts or [[]], 1)
     ]
     return [replace(first, faults=tuple(faults), notes=(*notes, *first.notes)), *others]
 

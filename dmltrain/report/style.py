@@ -67,8 +67,8 @@ def figure(panels: int = 1, width: float = 5.2, height: float = 3.6, **subplots:
     except ImportError as error:
         raise UserError(f"plots need matplotlib ({error}): pip install 'dmltrain[plot]'") from None
     with styled():
-        made = Figure(figsize=(width * panels, height), layout="constrained")
-        return made, list(made.subplots(1, panels, squeeze=False, **subplots)[0])
+        figure_of_panels = Figure(figsize=(width * panels, height), layout="constrained")
+        return figure_of_panels, list(figure_of_panels.subplots(1, panels, squeeze=False, **subplots)[0])
 
 
 def curve(
@@ -116,32 +116,32 @@ def text(words: str) -> str:
     return (" " if words.startswith("_") else "") + words.replace("$", r"\$")
 
 
-def legend(made: Any) -> None:
+def legend(figure: Any) -> None:
     """One legend for all panels, below them: the figure grows by its rows, and no curve is covered."""
     entries: dict[str, Any] = {}
-    for axes in made.axes:
+    for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)  # a series that is in several panels has one entry
     if not entries:
         return
-    width, height = made.get_size_inches()
+    width, height = figure.get_size_inches()
     columns = max(1, min(len(entries), int(width / (0.7 + _LETTER * max(map(len, entries))))))
-    made.set_size_inches(width, height + _ROW * math.ceil(len(entries) / columns))
+    figure.set_size_inches(width, height + _ROW * math.ceil(len(entries) / columns))
     with styled():
-        made.legend(list(entries.values()), list(entries), loc="outside lower left", ncols=columns)
+        figure.legend(list(entries.values()), list(entries), loc="outside lower left", ncols=columns)
 
 
-def save(made: Any, path: str) -> None:
+def save(figure: Any, path: str) -> None:
     """Add the legend and write the picture; the extension selects the format. UserError if it cannot be written.
 
     Equal figures give equal bytes as .svg, .png and .pdf.
     """
-    if not made.legends:
-        legend(made)
+    if not figure.legends:
+        legend(figure)
     try:
         with styled(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # missing glyphs, overflow of very large numbers
-            made.savefig(path, dpi=DOTS / 2, metadata=_NO_CLOCK.get(Path(path).suffix.lower()))
+            figure.savefig(path, dpi=DOTS / 2, metadata=_NO_CLOCK.get(Path(path).suffix.lower()))
     except (OSError, ValueError, RuntimeError) as error:  # ValueError lists the valid extensions
         raise UserError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 

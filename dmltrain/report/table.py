@@ -62,7 +62,7 @@ class Table:
     def counted(self) -> Mapping[float, int]:
         """The epochs by what the first column says."""
         if isinstance(self.places, Shifted) and len(self.places) == len(self.rows):
-            return cast("Mapping[float, int]", self.places.back())
+            return cast("Mapping[float, int]", self.places.inverse())
         return {self.places[epoch]: epoch for epoch in self.rows if epoch in self.places}
 
     def cells(self, epoch: int, keys: Sequence[str]) -> list[Cell]:
@@ -78,7 +78,7 @@ class Shifted(Mapping[int, int]):
     def __init__(self, numbers: Mapping[int, object], by: int, given: int = 0) -> None:
         self._numbers, self._by, self._given = numbers, by, given
 
-    def back(self) -> Shifted:
+    def inverse(self) -> Shifted:
         """The other way round."""
         return Shifted(self._numbers, -self._by, self._given + self._by)
 
@@ -95,12 +95,14 @@ class Shifted(Mapping[int, int]):
 
 
 class _Rows(Mapping[int, dict[str, Cell]]):
-    def __init__(self, run: Run, keys: Sequence[str], one: Callable[[Sequence[float]], Cell], missing: Cell) -> None:
-        self._epochs, self._keys, self._one, self._missing = run.epochs, keys, one, missing
+    def __init__(
+        self, run: Run, keys: Sequence[str], combine: Callable[[Sequence[float]], Cell], missing: Cell
+    ) -> None:
+        self._epochs, self._keys, self._combine, self._missing = run.epochs, keys, combine, missing
 
     def cells(self, epoch: int, keys: Sequence[str]) -> list[Cell]:
         values = self._epochs[epoch]
-        return [self._one(values[key]) if key in values else self._missing for key in keys]
+        return [self._combine(values[key]) if key in values else self._missing for key in keys]
 
     def __getitem__(self, epoch: int) -> dict[str, Cell]:
         return dict(zip(self._keys, self.cells(epoch, self._keys), strict=True))
@@ -117,7 +119,7 @@ def table(run: Run, aggregate: str = "mean") -> Table:
     from 1, or the unchanged iteration."""
     others = {key: None for values in run.epochs.values() for key in values if key not in MAIN}
     keys = (*MAIN, *others)
-    one = AGGREGATES[aggregate]
+    combine = AGGREGATES[aggregate]
     missing: Cell = [] if aggregate == "all" else None
     shift = 1 - run.first if run.first is not None else 0
-    return Table(run, keys, _Rows(run, keys, one, missing), Shifted(run.epochs, shift))
+    return Table(run, keys, _Rows(run, keys, combine, missing), Shifted(run.epochs, shift))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dmltrain.report.runs.block import CHUNK, Splitter
 from dmltrain.report.runs.head import Head
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 from dmltrain.report.workers import Workers
 
 
@@ -34,10 +34,10 @@ class Tail:
         """Read what was appended; returns whether anything was. A file that cannot be read has nothing new."""
         try:
             with open(self.path, "rb") as stream:
-                found = os.fstat(stream.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._begin(found.st_ino)
-                if found.st_size == self._offset:
+                status = os.fstat(stream.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._begin(status.st_ino)
+                if status.st_size == self._offset:
                     return False
                 stream.seek(self._offset)
                 while chunk := stream.read(CHUNK):
@@ -49,14 +49,14 @@ class Tail:
         return True
 
     def end(self) -> None:
-        """The log is complete: also its last line counts if it has no end."""
+        """The log is complete: its last line counts, also without a line end."""
         for block in self._splitter.end():
             self._head.feed(block)
             self._workers.feed(block)
 
-    def found(self) -> Sequence[Found]:
-        """The runs; what is read later does not change them."""
-        return copy.deepcopy(self._workers.found()[0])
+    def runs(self) -> Sequence[FileValues]:
+        """The runs so far, as copies: later calls of `read` do not change them."""
+        return copy.deepcopy(self._workers.runs()[0])
 
     def head(self) -> bytes:
         """The lines that describe the run."""

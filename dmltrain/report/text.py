@@ -30,7 +30,7 @@ def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
 
 
 def as_markdown(grid: Iterable[Sequence[str]]) -> str:
-    """A table from headings and lines."""
+    """A Markdown table from headings and lines."""
     return joined("| " + " | ".join(map(escaped, line)) + " |\n" for line in _with_rule(grid))
 
 
@@ -50,7 +50,7 @@ def joined(pieces: Iterable[str]) -> str:
 
 
 def escaped(cell: str) -> str:
-    """Neither the end of a cell nor HTML."""
+    """The text for a Markdown cell: it neither ends the cell nor is HTML."""
     return cell.replace("|", r"\|").replace("<", "&lt;")
 
 
@@ -151,7 +151,7 @@ class _Column:
 
 
 def grid(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = None) -> Grid:
-    """Headings and lines of the table of all runs with epochs; [] if there is none. show: numbers as texts."""
+    """Headings and lines of the table of all runs with epochs; [] if there is none. show: number -> text."""
     return list(lines(tables, metrics, show))
 
 
@@ -165,9 +165,9 @@ def lines(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = N
         _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)
         for table, name in zip(tables, labels(tables), strict=True)
     ]
-    yield [tables[0].axis, *(column.heading for each in columns for column in each)]
+    yield [tables[0].axis, *(column.heading for columns_of_run in columns for column in columns_of_run)]
     counted = [table.counted() for table in tables]
-    keys = [[column.key for column in each] for each in columns]
+    keys = [[column.key for column in columns_of_run] for columns_of_run in columns]
     parts = list(zip(tables, counted, keys, columns, strict=True))
     for place in _places(counted):
         yield [_place(place, show), *(text for part in parts for text in _texts(*part, place))]
@@ -233,3 +233,42 @@ def _long(number: float) -> str:
 
 def labels(tables: Sequence[Table]) -> list[str]:
     return label.labels([table.run for table in tables])
+
+
+# ---- tables that are too wide ----------------------------------------------------------------------------------------
+
+
+def panels(tables: Sequence[Table], metrics: Sequence[str], width: int) -> str:
+    """One Markdown table, or several below each other, for each run with epochs, with the run's name above it. Lines
+    have at most `width` letters, if single columns do."""
+    tables = [table for table in tables if table.rows]
+    names = [f"{escaped(name)}:\n\n" if len(tables) > 1 else "" for name in labels(tables)]
+    return "\n".join(
+        name + as_markdown(part)
+        for name, table in zip(names, tables, strict=True)
+        for part in _narrow_parts(grid([table], metrics), width)
+    )
+
+
+def longest_line(text: str) -> int:
+    """The letters of the longest line."""
+    longest = start = 0
+    while (end := text.find("\n", start)) >= 0:  # a list of lines takes several times the memory
+        longest, start = max(longest, end - start), end + 1
+    return max(longest, len(text) - start)
+
+
+def _narrow_parts(whole: Grid, width: int) -> Iterator[Grid]:
+    """The columns of a table, as many at a time as fit; each part begins with the first column."""
+    part: list[int] = [0]
+    for column in range(1, len(whole[0]) if whole else 0):
+        if len(part) > 1 and longest_line(as_markdown(_with_columns(whole, [*part, column]))) > width:
+            yield _with_columns(whole, part)
+            part = [0]
+        part.append(column)
+    if whole:
+        yield _with_columns(whole, part)
+
+
+def _with_columns(whole: Grid, numbers: Sequence[int]) -> Grid:
+    return [[line[number] for number in numbers] for line in whole]

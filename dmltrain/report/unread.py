@@ -1,4 +1,4 @@
-"""Why a log has no epoch: which program's log it looks like, and which of its lines were not understood.
+"""Explains why a log has no epoch: which program's log it looks like, and which of its lines were not understood.
 
 It reads the blocks of the whole log until one has a value; memory is bounded for every content.
 """
@@ -34,11 +34,11 @@ class _Lines:
 
     def feed(self, data: bytes, before: int) -> None:
         """before: lines before these."""
-        for found in self._pattern.finditer(data):
+        for match in self._pattern.finditer(data):
             self.count += 1
             if len(self.first) < _NAMED:
-                self.text = self.text or found[0]
-                self.first.append(before + data.count(b"\n", 0, found.start()) + 1)
+                self.text = self.text or match[0]
+                self.first.append(before + data.count(b"\n", 0, match.start()) + 1)
 
     def numbers(self) -> str:
         """3, 5, 7 and 120 more"""
@@ -83,7 +83,7 @@ class Unread:
         return f"no epoch in it{self._looks()}: {EXPECTED}"
 
     def _looks(self) -> str:
-        name, lines = max(self._of, key=lambda each: each[1].count)  # the first of those with equally many
+        name, lines = max(self._of, key=lambda counted: counted[1].count)  # the first of those with equally many
         if lines.count:
             return f"; it looks like a log of {name}, but no value of an epoch is in its lines {lines.numbers()}"
         if self._others.count:

@@ -1,4 +1,4 @@
-"""The lines of a log by the worker that wrote them, where a launcher has marked each line.
+"""Tells apart the workers of a log in which a launcher has marked each line with its worker.
 
     [1,0]<stdout>:Epoch 1/2          mpirun, horovodrun; Open MPI 5 also with the job's and the host's name
     [0] Epoch 1/2                    mpiexec -prepend-rank; [worker-0] of dmltrain launch
@@ -10,10 +10,10 @@
     Rank[0] Epoch 1/2                also Node[0] and Worker[0]
 
 Other lines can look like these, such as R's `[3] Train-accuracy=0.5`, or warnings that begin with [rank0]: in a log of
-one process. So the whole log decides: it is read as it is and, where most lines of a block have one kind of mark, also
-worker by worker without the marks. The latter counts if nearly all lines from the first to the last mark have one, and
-several workers have runs with epochs in common, or the log has no run as it is. A line without a mark belongs to the
-worker of the line before.
+one process. So the whole log decides. It is read as it is. If most lines of a block have one kind of mark, it is also
+read worker by worker, without the marks. The second reading counts if nearly all lines from the first to the last mark
+have a mark, and if several workers have epochs in common or the first reading has no run. A line without a mark belongs
+to the worker of the line before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from dmltrain.report.dialect import DIALECTS, Dialect
 from dmltrain.report.runs.block import Block
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 
 _NUMBER = rb"\d{1,6}"
 _MARKS = (
@@ -47,8 +47,8 @@ _NODE = _KINDS[-1]
 _ANY = re.compile(rb"\n(?:" + rb"|".join(_MARKS) + rb")")  # begins with a literal, which is ten times faster
 _THOROUGH = 8  # blocks at the start in which all lines are looked at; later some of them
 _SAMPLES = 16  # lines of a block
-_DENSE, _NEARLY_ALL = 0.5, 0.9  # of the lines from the first to the last mark: to go on with it, and to believe it
-_FEW = 50  # lines that say little
+_DENSE, _NEARLY_ALL = 0.5, 0.9  # of the lines from the first to the last mark: to go on reading by it, and to accept it
+_FEW = 50  # lines, which are too few for a decision
 _ENDS_IN_VALUE = re.compile(rb"[=:] ?[-+.\d]\S{0,40}\Z")
 _LOST = "its last line may be truncated, and has the only value of {}, which is left out"
 _MOST_KINDS = 3  # at once
@@ -73,9 +73,9 @@ class Workers:
         self._before = block
         return any(dialect.feed(block) for dialect in self._whole)
 
-    def found(self) -> tuple[list[Found], str]:
-        """The runs, each with all its workers, and the name of their dialect. Where workers have not equally many, each
-        run of each worker is one."""
+    def runs(self) -> tuple[list[FileValues], str]:
+        """The runs, each with all its workers, and the name of their dialect. If the workers have different numbers of
+        runs, each run of each worker stands alone."""
         several, name = _runs([self._whole])
         best = 0
         for marked in self._marked.values():
@@ -88,14 +88,14 @@ class Workers:
                 if marked.lost:
                     several[0][0] = replace(several[0][0], notes=(*several[0][0].notes, _LOST.format(marked.lost)))
         if len(set(map(len, several))) > 1:
-            return [found for one in several for found in one], name
+            return [run for runs_of_worker in several for run in runs_of_worker], name
         return [replace(first, workers=tuple(others)) for first, *others in zip(*several, strict=True)], name
 
     def _look_for_marks(self, block: Block) -> None:
         self._blocks += 1
         for kind in _kinds(block.data, self._blocks <= _THOROUGH):
-            for each in [each for each, marked in self._marked.items() if marked.given_up]:
-                del self._marked[each]
+            for mark in [mark for mark, marked in self._marked.items() if marked.given_up]:
+                del self._marked[mark]
             if kind not in self._marked and len(self._marked) < _MOST_KINDS and self._changes < _MOST_CHANGES:
                 self._marked[kind] = _Marked(kind)
                 self._changes += 1
@@ -104,7 +104,7 @@ class Workers:
 
 
 class _Marked:
-    """The workers whose lines have one kind of marks. Lines before the first mark are nobody's."""
+    """Reads a log worker by worker, by one kind of marks. Lines before the first mark belong to no worker."""
 
     def __init__(self, kind: re.Pattern[bytes]) -> None:
         self.kind = kind
@@ -117,18 +117,18 @@ class _Marked:
 
     @property
     def given_up(self) -> bool:
-        """Whether too few lines had such a mark by now."""
+        """Whether too few lines so far have such a mark."""
         return self._lines > _FEW and self._marks < self._lines * _DENSE
 
     @property
     def believed(self) -> bool:
-        """Whether nearly all lines had one."""
+        """Whether nearly all lines have such a mark."""
         return self._marks > self._lines * _NEARLY_ALL
 
     @property
     def lost(self) -> str:
         """The worker of a last line that may be truncated, if it has no other line with a value; else ""."""
-        has_values = any(dialect.found() for dialect in self.readers.get(self._cut, []))
+        has_values = any(dialect.runs() for dialect in self.readers.get(self._cut, []))
         return "" if has_values else self._cut.decode("utf-8", "replace")
 
     def feed(self, block: Block) -> None:
@@ -183,21 +183,21 @@ def _kinds(data: bytes, thorough: bool) -> list[re.Pattern[bytes]]:
     ]
 
 
-def _runs(readers: Sequence[list[Dialect]]) -> tuple[list[list[Found]], str]:
+def _runs(readers: Sequence[list[Dialect]]) -> tuple[list[list[FileValues]], str]:
     """The runs of each worker that has any, in the first dialect that finds some, and its name."""
     for place, dialect in enumerate(DIALECTS):
-        if several := [found for dialects in readers if dialects and (found := dialects[place].found())]:
+        if several := [runs for dialects in readers if dialects and (runs := dialects[place].runs())]:
             return several, dialect.__name__
     return [], ""
 
 
-def _values(several: Sequence[list[Found]]) -> int:
-    """How many there are."""
-    return sum(len(values) for runs in several for found in runs for values in found.epochs.values())
+def _values(several: Sequence[list[FileValues]]) -> int:
+    """The number of values of all runs."""
+    return sum(len(values) for runs in several for run in runs for values in run.epochs.values())
 
 
-def _in_common(several: Sequence[list[Found]]) -> bool:
-    """Whether most workers have epochs that others have, too: what looks like a mark may be a part of each line."""
-    epochs = [{epoch for found in runs for epoch in (*found.epochs, *found.snapshots)} for runs in several]
-    count = Counter(epoch for each in epochs for epoch in each)
-    return sum(any(count[epoch] > 1 for epoch in each) for each in epochs) > len(epochs) / 2
+def _in_common(several: Sequence[list[FileValues]]) -> bool:
+    """Whether most workers have epochs that others have as well. Else the marks may be another part of the lines."""
+    epochs = [{epoch for run in runs for epoch in (*run.epochs, *run.snapshots)} for runs in several]
+    count = Counter(epoch for epochs_of_worker in epochs for epoch in epochs_of_worker)
+    return sum(any(count[epoch] > 1 for epoch in epochs_of_worker) for epochs_of_worker in epochs) > len(epochs) / 2

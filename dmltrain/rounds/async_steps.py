@@ -2,7 +2,7 @@
 epoch.
 
 Members agree on how the samples are dealt, in the first op of each view: see kvstore/worker/clocks.py and
-assignment/async_deal.py. Otherwise they meet only when all samples of the epoch are used.
+assignment/async_assignment.py. Otherwise they meet only when all samples of the epoch are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from logging import Logger
 from typing import TYPE_CHECKING, Any
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.async_assignment import AsyncAssignment
 from dmltrain.data.assignment.parts import Epoch, Part
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker.clocks import Clocks
@@ -26,24 +26,24 @@ class AsyncSteps:
     def __init__(self, member: Member, log: Logger) -> None:
         self._member, self._log = member, log
         self.begun = False
-        self._next: tuple[AsyncDealing, Clocks] | None = None  # of this view, until all members have it
+        self._next: tuple[AsyncAssignment, Clocks] | None = None  # of this view, until all members have it
         self._failed: list[Lost] = []
 
     @property
-    def dealing(self) -> AsyncDealing:
-        """The deal of the present epoch."""
-        dealing = self._member.journal.dealing
-        assert isinstance(dealing, AsyncDealing)
-        return dealing
+    def assignment(self) -> AsyncAssignment:
+        """That of the present epoch."""
+        assignment = self._member.journal.assignment
+        assert isinstance(assignment, AsyncAssignment)
+        return assignment
 
     def take_clocks(self, clocks: Clocks) -> None:
-        """All members have told which steps they hold: deal the samples that are left."""
-        before, view = self._member.journal.dealing, self._member.view
+        """All members have told which steps they hold: assign the samples that are left."""
+        before, view = self._member.journal.assignment, self._member.view
         if before and not before.finished:
-            dealt = before.after(view.members, clocks.counted, clocks.begun, clocks.start)
+            assignment = before.after(view.members, clocks.counted, clocks.begun, clocks.start)
             if view.drains:
-                dealt.hold_back()
-            self._next = dealt, clocks
+                assignment.hold_back()
+            self._next = assignment, clocks
 
     def place(self) -> dict[str, Any]:
         """Where the job is, for new members."""
@@ -53,21 +53,21 @@ class AsyncSteps:
     def state_is_shared(self) -> None:
         """All members have the state of training."""
         if self._next:
-            (dealt, clocks), self._next = self._next, None
+            (assignment, clocks), self._next = self._next, None
             self._log_lost(clocks)
             self._note_poison_samples(clocks)
             last = [(member, *step) for member in clocks.gone if (step := self._last_step(member, clocks))]
-            self._member.journal.dealt(dealt, self._member.view, last)
+            self._member.journal.agreed(assignment, self._member.view, last)
         self._failed.clear()
 
     def _last_step(self, member: int, clocks: Clocks) -> tuple[int, Array] | None:
-        """The last counted step of a member that has left, if it belongs to the present deal."""
-        steps = self.dealing.steps_between(member, self.dealing.before(member), clocks.gone[member])
+        """The last counted step of a member that has left, if it belongs to the present assignment."""
+        steps = self.assignment.steps_between(member, self.assignment.before(member), clocks.gone[member])
         return next(reversed([*steps]), None)
 
     def _log_lost(self, clocks: Clocks) -> None:
         """Log what became of the last steps of members that have left."""
-        for member in sorted({*self.dealing.members} - {*self._member.view.members}):
+        for member in sorted({*self.assignment.members} - {*self._member.view.members}):
             if member not in clocks.gone:
                 self._log.warning(
                     "No server knows the steps of worker %d: its samples since the last view come again", member
@@ -81,7 +81,7 @@ class AsyncSteps:
     def _note_poison_samples(self, clocks: Clocks) -> None:
         """Remember the samples at which members have failed."""
         for lost in self._failed:
-            if step := self.dealing.next_of(lost.member, clocks.counted.get(lost.member, -1)):
+            if step := self.assignment.next_of(lost.member, clocks.counted.get(lost.member, -1)):
                 self._member.poison_samples.add(self._member.journal.epoch, step[1], lost.reason)
 
     def note_failures(self, view: View) -> None:
@@ -90,8 +90,8 @@ class AsyncSteps:
 
     def own_positions(self) -> Array:
         """The positions that this member is training."""
-        step = self.dealing.next_of(self._member.store.member, self._member.store.clock)
-        return step[1] if step else self.dealing.left[:0]
+        step = self.assignment.next_of(self._member.store.member, self._member.store.clock)
+        return step[1] if step else self.assignment.left[:0]
 
 
 class AsyncRounds:
@@ -101,18 +101,18 @@ class AsyncRounds:
         """`first`: the step from which an earlier job's checkpoint goes on."""
         assert isinstance(member.steps, AsyncSteps)
         self._member, self._steps = member, member.steps
-        member.journal.deal_steps(epoch, member.view, member.store.clock, first)
-        self._part_of = self.dealing  # for which `part` was asked
+        member.journal.assign_steps(epoch, member.view, member.store.clock, first)
+        self._part_of = self.assignment  # for which `part` was asked
         self.count = 0  # steps of this worker
 
     @property
-    def dealing(self) -> AsyncDealing:
-        return self._steps.dealing
+    def assignment(self) -> AsyncAssignment:
+        return self._steps.assignment
 
     @property
     def step(self) -> int:
         """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
-        return self.dealing.step_at(self._member.store.clock)
+        return self.assignment.step_at(self._member.store.clock)
 
     def is_over(self) -> bool:
         """Whether all samples of the epoch are used. If this worker has none left, it waits for the others. In a view
@@ -125,16 +125,16 @@ class AsyncRounds:
         """When all samples are used, all members take the weights after the last step. The two barriers are the last
         ops of a view that drains: see APART in scheduler/membership/kind_change.py."""
         store, drains = self._member.store, self._member.view.drains
-        if self.dealing.next_of(store.member, store.clock):
+        if self.assignment.next_of(store.member, store.clock):
             return False
         if not drains:
             self._admit()
-        store.rest(self.dealing.end)
+        store.rest(self.assignment.end)
         store.barrier()
         store.take_weights()  # all steps are made: these are the same for all
         store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
         if not drains:
-            self.dealing.finish()
+            self.assignment.finish()
         return not drains
 
     def _admit(self) -> None:
@@ -145,19 +145,19 @@ class AsyncRounds:
     @property
     def has_moved(self) -> bool:
         """Whether the steps to come are not those of the last `part` any more."""
-        return self.dealing is not self._part_of
+        return self.assignment is not self._part_of
 
     def part(self, epoch: Epoch) -> Part:
         """The samples of this worker from its next step on, until `end` says otherwise."""
-        self._part_of, self._member.order = self.dealing, epoch
-        return self.dealing.part(self._member.store.member, self._member.store.clock, epoch)
+        self._part_of, self._member.order = self.assignment, epoch
+        return self.assignment.part(self._member.store.member, self._member.store.clock, epoch)
 
     def begin(self) -> tuple[Array, int]:
         """Call this before the first push of a step. Returns its positions, int64, and their number. Workers that wait
         may join here. Raises JobLost."""
         member, store = self._member, self._member.store
         self._admit()
-        step = self.dealing.next_of(store.member, store.clock)
+        step = self.assignment.next_of(store.member, store.clock)
         assert step is not None  # see is_over, and part
         store.skip_to(step[0] - 1)
         self._steps.begun = True

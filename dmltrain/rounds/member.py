@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.audit.journal import Journal
-from dmltrain.audit.views_file import Job
+from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
@@ -73,7 +73,9 @@ class Member:
 
     has_statistics = False
 
-    def __init__(self, store: ElasticKVStore, log: Logger, job: Job, audit: str | None, give: Give, take: Take) -> None:
+    def __init__(
+        self, store: ElasticKVStore, log: Logger, job: JobFacts, audit: str | None, give: Give, take: Take
+    ) -> None:
         self.store, self._log, self._job = store, log, job
         self.journal = Journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
         self.poison_samples = PoisonSamples()
@@ -108,7 +110,7 @@ class Member:
         return view
 
     def start(
-        self, facts: Mapping[str, Any], replay: Callable[[Job], tuple[View, ...]], balance: Balancing = EQUAL
+        self, facts: Mapping[str, Any], replay: Callable[[JobFacts], tuple[View, ...]], balance: Balancing = EQUAL
     ) -> None:
         """From now on the job goes on without workers that are lost. Waits for all workers; a replacement waits until
         it has joined (`journal.joins`). `facts`: what a replacement must have in common with the others, besides the
@@ -160,7 +162,7 @@ class Member:
         self.journal.entered(view, missed)
         if isinstance(self.steps, SyncSteps) != self.steps_together:
             self.steps = self._new_steps()
-            self.journal.deal_again(self.store.clock)
+            self.journal.assign_rest(self.store.clock)
         self.steps.note_failures(view)
         if view.number > 1 and self.store.keeps_residuals:
             self._log_residuals(view)
@@ -189,7 +191,7 @@ class Member:
     def _blamed(self, error: str) -> str:
         """Why this worker's error ends the job: an earlier worker has failed at the same sample. Else empty."""
         epoch = self.journal.epoch
-        if self.journal.dealing is None or self.order is None or self.order.number != epoch:
+        if self.journal.assignment is None or self.order is None or self.order.number != epoch:
             return ""
         reason = self.poison_samples.blamed(epoch, self.steps.own_positions(), error, self.order.samples_at)
         if reason:

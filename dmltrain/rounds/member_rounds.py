@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.assignment.async_deal import AsyncDealing
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.async_assignment import AsyncAssignment
 from dmltrain.data.assignment.parts import Epoch, Part
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.rounds.async_steps import AsyncRounds
 from dmltrain.rounds.member import Member
 from dmltrain.rounds.sync_steps import SyncRounds
@@ -34,11 +34,11 @@ class MemberRounds:
     def _are_current(self) -> bool:
         """Whether these rounds still fit: the kvstore's type and the deal are those with which they began."""
         together = isinstance(self._rounds, SyncRounds)
-        return together == self._member.steps_together and self._rounds.dealing is self._member.journal.dealing
+        return together == self._member.steps_together and self._rounds.assignment is self._member.journal.assignment
 
     @property
-    def dealing(self) -> Dealing | AsyncDealing:
-        return self._rounds.dealing
+    def assignment(self) -> SyncAssignment | AsyncAssignment:
+        return self._rounds.assignment
 
     @property
     def step(self) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.assignment.async_deal import AsyncDealing
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.async_assignment import AsyncAssignment
 from dmltrain.data.assignment.parts import Epoch, Part
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 
 
 class Rounds(Protocol):
     """See rounds/member_rounds.py."""
 
     @property
-    def dealing(self) -> Dealing | AsyncDealing: ...
+    def assignment(self) -> SyncAssignment | AsyncAssignment: ...
 
     @property
     def has_moved(self) -> bool: ...
@@ -33,22 +33,22 @@ class PlainRounds:
 
     has_moved = False
 
-    def __init__(self, dealing: Dealing, rank: int) -> None:
-        self._dealing, self._rank = dealing, rank
+    def __init__(self, assignment: SyncAssignment, rank: int) -> None:
+        self._assignment, self._rank = assignment, rank
 
     @property
-    def dealing(self) -> Dealing:
-        return self._dealing
+    def assignment(self) -> SyncAssignment:
+        return self._assignment
 
     def is_over(self) -> bool:
-        return self.dealing.finished
+        return self.assignment.finished
 
     def part(self, epoch: Epoch) -> Part:
-        return self.dealing.part(self._rank, epoch)
+        return self.assignment.part(self._rank, epoch)
 
     def begin(self) -> tuple[Array, int]:
-        return self.dealing.positions_of(self._rank), self.dealing.round.dealt
+        return self.assignment.positions_of(self._rank), self.assignment.round.size
 
     def end(self, checksums: Array) -> bool:
-        self.dealing.committed(self.dealing.members)
+        self.assignment.committed(self.assignment.members)
         return False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from logging import Logger
 
-from dmltrain.data.assignment.async_deal import AsyncDealing
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.async_assignment import AsyncAssignment
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.options.training import SCALED
 
 
@@ -15,12 +15,12 @@ class Rates:
     def __init__(self, log: Logger, batch: str) -> None:
         self._log, self._follow, self._factor = log, batch == SCALED, 1.0
 
-    def factor(self, dealing: Dealing | AsyncDealing) -> float:
+    def factor(self, assignment: SyncAssignment | AsyncAssignment) -> float:
         """The factor of learning rates in the present round."""
         if not self._follow:
             return 1.0
-        assert isinstance(dealing, Dealing)  # steps of one worker have always as many samples
-        size, usual = dealing.round.division.batch, dealing.batch
+        assert isinstance(assignment, SyncAssignment)  # steps of one worker have always as many samples
+        size, usual = assignment.round.division.batch, assignment.batch
         factor = size / usual
         if factor != self._factor:
             self._factor = factor

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.assignment.deal import Dealing
 from dmltrain.data.assignment.parts import Epoch, Part
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker.clocks import Clocks
 
@@ -37,23 +37,23 @@ class SyncSteps:
 
     def note_failures(self, view: View) -> None:
         """Remember the samples of the members that have failed and are lost with this view."""
-        if dealing := self._member.journal.dealing:
+        if assignment := self._member.journal.assignment:
             for lost in view.lost:
                 if lost.failed:
-                    positions = self._positions_at_failure(dealing, view, lost)
+                    positions = self._positions_at_failure(assignment, view, lost)
                     self._member.poison_samples.add(self._member.journal.epoch, positions, lost.reason)
 
-    def _positions_at_failure(self, dealing: Dealing, view: View, lost: Lost) -> Array:
+    def _positions_at_failure(self, assignment: SyncAssignment, view: View, lost: Lost) -> Array:
         """The positions that the lost member was training when it failed. It may have completed the round that the
         others now make again without it; then these are its positions of the round after that."""
         before = self._member.before
-        if lost.failed > view.base + 1 and not dealing.finished and before:
-            dealing = dealing.after(before.members, before.shares)
-        return dealing.positions_of(lost.member)
+        if lost.failed > view.base + 1 and not assignment.finished and before:
+            assignment = assignment.after(before.members, before.shares)
+        return assignment.positions_of(lost.member)
 
     def own_positions(self) -> Array:
         """The positions that this member is training."""
-        own: Array = self._member.journal.dealing.positions_of(self._member.store.member)
+        own: Array = self._member.journal.assignment.positions_of(self._member.store.member)
         return own
 
 
@@ -65,33 +65,33 @@ class SyncRounds:
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
         self._member = member
-        self._dealing, self._has_joined = member.journal.deal(epoch, member.view, first)
+        self._assignment, self._has_joined = member.journal.assign(epoch, member.view, first)
         self._part_view = member.view  # for which `part` was asked
         self._begun = member.view, 0, 0.0  # of this round: the view, this worker's samples, and when, s
 
     @property
-    def dealing(self) -> Dealing:
-        return self._dealing
+    def assignment(self) -> SyncAssignment:
+        return self._assignment
 
     def is_over(self) -> bool:
         """Whether all samples of the epoch are used. In a view that drains this waits for the next view."""
         self._member.store.wait_for_change()
-        return self.dealing.finished
+        return self.assignment.finished
 
     @property
     def step(self) -> int:
         """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
-        return self.dealing.step
+        return self.assignment.step
 
     @property
     def count(self) -> int:
         """How many rounds of the epoch this worker has made."""
-        return self.dealing.rounds
+        return self.assignment.rounds
 
     def part(self, epoch: Epoch) -> Part:
         """The samples of this worker from the present round on, until `end` says otherwise."""
         self._part_view, self._member.order = self._member.view, epoch
-        return self.dealing.part(self._member.store.member, epoch)
+        return self.assignment.part(self._member.store.member, epoch)
 
     def begin(self) -> tuple[Array, int]:
         """Before the first push of the round: this worker's positions, int64, and how many were dealt to all. Those who
@@ -100,10 +100,10 @@ class SyncRounds:
         store, view = member.store, member.view
         if view.leader == store.member:
             store.admit()
-        positions = self.dealing.positions_of(store.member)
+        positions = self.assignment.positions_of(store.member)
         member.journal.began(store.done + 1, view, positions)
         self._begun = view, len(positions), time.perf_counter()
-        return positions, self.dealing.round.dealt
+        return positions, self.assignment.round.size
 
     def end(self, checksums: Array) -> bool:
         """The step was made; `checksums`: the sum of all members', float64 (3,). Returns whether the rounds to come are
@@ -115,6 +115,6 @@ class SyncRounds:
         began, samples, since = self._begun
         if view is began:
             member.measured(view, samples, member.store.pushed - since)
-        member.journal.committed(member.store.done, view, self.dealing.round.dealt, checksums)
-        self.dealing.committed(view.members, view.shares)
+        member.journal.committed(member.store.done, view, self.assignment.round.size, checksums)
+        self.assignment.committed(view.members, view.shares)
         return joined or view is not self._part_view or view.drains

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.audit import sample_checksum, views_file
-from dmltrain.audit.views_file import Job
+from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import Unreadable, UserError
@@ -32,8 +32,9 @@ from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
 
-OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")  # may differ; `network` may be a file: Job has its name
-BATCH = "--batch"  # not as its field is called: Job has another `batch`
+# These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
+OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
+BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
 def train(run: Run, epochs: Callable[[Run], None]) -> None:
@@ -87,17 +88,17 @@ def wait_to_return(run: Run) -> Run:
 def save_at_stop(run: Run) -> None:
     """The job ends between two rounds: save a checkpoint of this position, with all members. Raises JobLost."""
     assert run.member
-    dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
-    assert dealing is not None
+    assignment, epoch, store = run.member.journal.assignment, run.member.journal.epoch, run.store
+    assert assignment is not None
     run.trainer.synchronize()
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
-    position = run.plan.after(epoch, dealing.step)
+    position = run.plan.after(epoch, assignment.step)
     store.repeat(lambda: _save(run, position))
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
     else:
-        first, rest = dealing.step * dealing.batch, dealing.rest
-        out, again = int((rest < first).sum()), dealing.samples - first - int((rest >= first).sum())
+        first, rest = assignment.step * assignment.batch, assignment.rest
+        out, again = int((rest < first).sum()), assignment.samples - first - int((rest >= first).sum())
         if again or out:
             text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
             run.log.info(text, again, out)
@@ -134,12 +135,12 @@ def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
     return decoded
 
 
-def _job(run: Run) -> Job:
+def _job(run: Run) -> JobFacts:
     options, parts = run.options, _shared(run)
     batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
     batch_size = 0 if options.batch == CONSTANT else options.batch_size
     network, kvstore = run.network.name, run.store.kvstore_type.name
-    return Job(
+    return JobFacts(
         parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, batch_size, kvstore
     )
 
@@ -149,7 +150,7 @@ def _balancing(run: Run) -> Balancing:
     return Balancing(job.batch, job.each) if run.options.balance else EQUAL
 
 
-def _replayed(run: Run, job: Job) -> tuple[View, ...]:
+def _replayed(run: Run, job: JobFacts) -> tuple[View, ...]:
     file = run.options.replay
     if file is None:
         return ()
@@ -210,7 +211,7 @@ class EpochRounds:
         run, rounds = self._run, self._rounds
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))
-        self._rate = self._rates.factor(rounds.dealing) * run.schedule(self._number, rounds.step)
+        self._rate = self._rates.factor(rounds.assignment) * run.schedule(self._number, rounds.step)
         positions, dealt = rounds.begin()
         checksums = run.trainer.train_step(images, labels, dealt, self._rate, sample_checksum.of(positions))
         assert checksums is not None

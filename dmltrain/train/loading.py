@@ -17,7 +17,7 @@ from dmltrain.base import env
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.data import enlarged, pixels, synthetic
+from dmltrain.data import decoded, enlarged, synthetic
 from dmltrain.data.assignment import partition
 from dmltrain.data.assignment.parts import Local, Parts, Shared
 from dmltrain.data.dataset import Dataset, First, ImageFiles
@@ -119,7 +119,7 @@ def _opened(options: Options, store: KVStore, warn: Callable[[str], None]) -> Da
         return enlarged.enlarged(open_it(), options.enlarge, options.image_shape)
     if not options.augmentation:
         return open_it(image_shape=options.image_shape)
-    return pixels.augmented(open_it(), changes, options.image_shape or known.image_shape)
+    return decoded.augmented(open_it(), changes, options.image_shape or known.image_shape)
 
 
 def image_files(options: Options, augmentation: ImageAugmentation, warn: Callable[[str], None]) -> ImageFiles:

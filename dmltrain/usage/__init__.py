@@ -20,7 +20,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Of this worker's GPUs; None where the driver does not tell."""
+    """The use of this worker's GPUs; None where the driver does not tell."""
 
     busy: float | None  # fraction of the time, mean over GPUs
     memory: float | None  # MiB in use, sum over GPUs
@@ -49,7 +49,7 @@ class Usage:
     def begin(self) -> None:
         self._began, self._own, self._all = self._clock(), self._cpu_seconds(), self._capacity.busy()
         if self._gpus:
-            self._gpus.take()  # those of before
+            self._gpus.take()  # drops the samples of the time before
 
     def end(self) -> dict[str, float]:
         """The values of the line since `begin`, in its order; those that are unknown are left out."""

@@ -59,7 +59,7 @@ class Devices:
         return GpuUse(sum(busy) / len(busy) if busy else None, sum(memory) if memory else None)
 
     def _each(self, read: Callable[[Any], float]) -> list[float]:
-        """The values of all GPUs; [] if one has none: a part of a GPU (MIG) has no utilisation."""
+        """The values of all GPUs; [] if one GPU has no value: a part of a GPU (MIG) has no utilisation."""
         try:
             return [read(handle) for handle in self._handles]
         except self._nvml.NVMLError:
@@ -101,11 +101,11 @@ def uuids(indices: Sequence[int], library: str = DRIVER) -> list[str]:
 
 
 def _uuid(driver: Any, index: int) -> str:
-    device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     _call(driver, "cuDeviceGet", ctypes.byref(device), index)
     name = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"  # v2 knows MIG
-    _call(driver, name, ctypes.byref(found), device)
-    return str(uuid.UUID(bytes=bytes(found)))
+    _call(driver, name, ctypes.byref(identity), device)
+    return str(uuid.UUID(bytes=bytes(identity)))
 
 
 def _call(driver: Any, name: str, *arguments: Any) -> None:

@@ -16,10 +16,10 @@ from dmltrain.audit import lines, sample_checksum, views_file
 from dmltrain.audit.count import count
 from dmltrain.audit.journal import Journal
 from dmltrain.audit.lines import Committed, Writer
-from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.audit.views_file import EnteredView, JobFacts, RecordedJob
 from dmltrain.base.errors import UserError
-from dmltrain.data.assignment.deal import Dealing
 from dmltrain.data.assignment.ranges import numbers, ranges
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.view import Lost, View
 from tests.fuzzing import Fuzzed, parts, survive
 
@@ -29,29 +29,29 @@ def write_job(folder, samples=22, batch=6, workers=3, epochs=2, losses=()):
     losses, op, left, number = dict(losses), 0, list(range(workers)), 1
     writers = {member: Writer(folder, member) for member in left}
     first = View(1, 0, (tuple(left),), (0,))
-    entered = [Entered(first)]
+    entered = [EnteredView(first)]
     for epoch in range(epochs):
-        dealing = Dealing(samples, batch, left)
-        while not dealing.finished:
+        assignment = SyncAssignment(samples, batch, left)
+        while not assignment.finished:
             op += 1
             for member in left:
-                writers[member].began(op, number, epoch, dealing.positions_of(member))
+                writers[member].began(op, number, epoch, assignment.positions_of(member))
             if losses.get(op) in left and len(left) > 1:
                 left.remove(losses[op])
                 number += 1
-                dealing.enter(left)
+                assignment.enter(left)
                 view = entered[-1].view.without([losses[op]], op - 1)
-                entered.append(Entered(view, epoch, ranges(dealing.returned)))
-            total = sum(sample_checksum.of(dealing.positions_of(member)) for member in left)
+                entered.append(EnteredView(view, epoch, ranges(assignment.returned)))
+            total = sum(sample_checksum.of(assignment.positions_of(member)) for member in left)
             for member in left:
-                writers[member].committed(op, number, left, dealing.round.dealt, int(total[0]), total)
-            dealing.committed(left)
+                writers[member].committed(op, number, left, assignment.round.size, int(total[0]), total)
+            assignment.committed(left)
         op += 1  # the barrier at the epoch's end
         for member in left:
             writers[member].settled(op - 1)
     for writer in writers.values():
         writer.close()
-    views_file.write(folder, Recorded(Job(workers, 1, samples, batch, epochs, "mlp", ""), tuple(entered)))
+    views_file.write(folder, RecordedJob(JobFacts(workers, 1, samples, batch, epochs, "mlp", ""), tuple(entered)))
 
 
 @given(st.dictionaries(st.integers(1, 12), st.integers(0, 2)), st.integers(1, 30), st.integers(1, 8))
@@ -86,8 +86,8 @@ def test_in_some_views_an_op_is_a_round_and_in_others_the_step_of_one_member(tmp
     together(10, 4, 12)
     for writer in writers:
         writer.close()
-    job = Job(2, 1, 16, 4, 1, "mlp", "", kvstore="dist_sync")
-    views_file.write(tmp_path, Recorded(job, tuple(map(Entered, views))))
+    job = JobFacts(2, 1, 16, 4, 1, "mlp", "", kvstore="dist_sync")
+    views_file.write(tmp_path, RecordedJob(job, tuple(map(EnteredView, views))))
     found = count(tmp_path)
     assert found.problems == () and (found.times[0] == 1).all()
 
@@ -344,11 +344,11 @@ def test_receipts_are_the_same_in_all_versions_also_that_of_nothing():
 # views.json: written whole, read with full checks; a replay refuses the file of another job
 
 
-JOB = Job(4, 3, 60000, 256, 2, "mlp", "9c1f" * 16)
+JOB = JobFacts(4, 3, 60000, 256, 2, "mlp", "9c1f" * 16)
 FIRST = View(1, 0, ((2, 0), (3, 1)), (0, 1))
 SECOND = dataclasses.replace(FIRST.without([0], 7, (Lost(0, "end of stream"),)), shares=(96, 64, 96))
 THIRD = SECOND.without([3], 9, left=(Lost(3, "SIGTERM"),))
-RECORDED = Recorded(JOB, (Entered(FIRST), Entered(SECOND, 0, ((7, 7), (11, 14))), Entered(THIRD, 1)))
+RECORDED = RecordedJob(JOB, (EnteredView(FIRST), EnteredView(SECOND, 0, ((7, 7), (11, 14))), EnteredView(THIRD, 1)))
 
 
 def test_what_was_written_is_read_and_replaced_whole(tmp_path):
@@ -455,7 +455,7 @@ def test_a_damaged_file_is_refused_by_field(tmp_path, place, value, said):
 
 
 def recorded_with(*more):
-    return dataclasses.replace(RECORDED, entered=(*RECORDED.entered, *(Entered(each, 1) for each in more)))
+    return dataclasses.replace(RECORDED, entered=(*RECORDED.entered, *(EnteredView(each, 1) for each in more)))
 
 
 def test_members_that_return_stand_at_the_end_of_their_host_and_others_may_come():

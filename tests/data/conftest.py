@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain.data.cifar10_files import BatchFile, Files
-from dmltrain.data.mnist import Files as MnistFiles
-from dmltrain.data.mnist import IdxFile
+from dmltrain.data.cifar10_files import BatchFile, Cifar10Files
+from dmltrain.data.mnist import IdxFile, MnistFiles
 from tests.archives import tar
 
 
@@ -30,7 +29,7 @@ def md5(data: bytes) -> str:
 
 @dataclass
 class Cifar:
-    files: Files
+    files: Cifar10Files
     images: np.ndarray  # of the training batches
     labels: np.ndarray
     binary: dict[str, bytes]  # file name -> contents
@@ -81,7 +80,7 @@ def cifar() -> Cifar:
     # The python archive is not in the order of the batches; that does not matter.
     backwards = sorted(python.items(), reverse=True)
     python_archive = tar_gz({f"cifar-10-batches-py/{name}": data for name, data in backwards})
-    files = Files(tuple(batches[:5]), batches[5], 4, md5(binary_archive), md5(python_archive))
+    files = Cifar10Files(tuple(batches[:5]), batches[5], 4, md5(binary_archive), md5(python_archive))
     images = pixels[:5].reshape(20, 3, 32, 32)
     return Cifar(files, images, labels[:5].reshape(20), binary, python, binary_archive, python_archive)
 

@@ -176,21 +176,21 @@ class Ready:
     """Samples of SHAPE that are ready at once; notes the arrays that it is asked for."""
 
     def __init__(self, order="NCHW"):
-        self.rooms, self.order = [], order
+        self.counts, self.order = [], order
 
     def __len__(self):
         return 1000
 
-    def room(self, count):
-        self.rooms.append(count)
+    def new_images(self, count):
+        self.counts.append(count)
         channels, height, width = SHAPE
         if self.order == "NCHW":
             return np.empty((count, *SHAPE), np.uint8)
         return np.empty((count, height, width, channels), np.uint8).transpose(0, 3, 1, 2)
 
-    def training(self, samples, words, room=None):
-        room[:] = (samples % 251)[:, None, None, None]
-        return room, samples
+    def training(self, samples, words, out=None):
+        out[:] = (samples % 251)[:, None, None, None]
+        return out, samples
 
 
 def batches_of_ten(split, **limits):
@@ -202,7 +202,7 @@ def test_memory_of_batches_is_used_again(order):
     split = Ready(order)
     for batch in batches_of_ten(split, threads=2):
         assert (batch.images[:, 0, 0, 0] == batch.labels % 251).all() and batch.images.shape == (10, *SHAPE)
-    assert len(split.rooms) <= 1 + 7  # one to learn its size; 4 ready, 2 that threads may still hold, the consumer's
+    assert len(split.counts) <= 1 + 7  # one to learn its size; 4 ready, 2 that threads may still hold, the consumer's
 
 
 @pytest.mark.parametrize("keep", [lambda images: images[:1], lambda images: memoryview(images.reshape(-1))])
@@ -217,9 +217,9 @@ def test_a_batch_that_is_kept_stays_as_it_is(keep):
 def test_no_more_batches_are_ready_than_fit_into_the_prefetch_bytes(fit, expected):
     split, started = Ready(), []
 
-    def training(samples, words, room):
+    def training(samples, words, out):
         started.append(len(samples))
-        return room, samples
+        return out, samples
 
     split.training = training
     found = iter(batches_of_ten(split, threads=4, prefetch_bytes=int(fit * 10 * np.prod(SHAPE))))
@@ -233,9 +233,9 @@ def test_no_more_batches_are_ready_than_fit_into_the_prefetch_bytes(fit, expecte
 def test_all_threads_share_the_work_on_a_batch():
     split, together = Ready(), threading.Barrier(3)  # passes when three threads have come
 
-    def training(samples, words, room):
+    def training(samples, words, out):
         together.wait()
-        return room, samples
+        return out, samples
 
     split.training = training
     batches = iter(batches_of_ten(split, threads=3, prefetch_bytes=1))
@@ -246,7 +246,7 @@ def test_all_threads_share_the_work_on_a_batch():
 
 def test_absent_samples_are_left_out():
     split = Ready()
-    split.training = lambda samples, words, room: (room, np.where(samples % 7 == 0, ABSENT, samples))
+    split.training = lambda samples, words, out: (out, np.where(samples % 7 == 0, ABSENT, samples))
     found = list(batches_of_ten(split))
     assert sorted(np.concatenate([batch.labels for batch in found])) == [each for each in range(1000) if each % 7]
     assert all(len(batch.images) == len(batch.labels) for batch in found)
@@ -334,7 +334,7 @@ def test_the_published_profile_of_inception_v3_on_cifar_10():
 def test_training_crops_before_it_enlarges_to_what_fits():
     made = enlarged(dataset(8, 9), 2, (3, 12, 15))  # 6 rows and 7 columns fit
     words = np.arange(6, dtype=np.uint64) << np.uint64(22)
-    images, _ = made.train.training(np.arange(6), words, made.train.room(6))
+    images, _ = made.train.training(np.arange(6), words, made.train.new_images(6))
     assert (images[:, :, 0::2, 0:14:2] == images[:, :, 1::2, 1:14:2]).all() and (images[..., 14] == 0).all()
     assert (images[..., :14] > 0).all()
     with pytest.raises(UserError, match=r"--enlarge 9: images of 3,32,32 do not fit into --image-shape 3,8,299"):

@@ -7,11 +7,10 @@ from dmltrain.base.errors import UserError
 from dmltrain.data.assignment import partition
 from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import EvalBatches, TrainBatches
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.dataset import ABSENT
-from dmltrain.data.decoded import Decoded
+from dmltrain.data.decoded import Decoded, PixelReader
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.data.pixels import Pixels
 from dmltrain.data.readers import Record, open_reader
 from tests import image_records
 from tests.image_records import CLASSES
@@ -37,7 +36,7 @@ def records(tmp_path_factory):
 
 
 def decoded(reader, augmentation=ALL, allowed=0, warn=None, count=None, num_classes=CLASSES):
-    broken = Broken(allowed, warn or (lambda line: pytest.fail(line)))
+    broken = SkippedRecords(allowed, warn or (lambda line: pytest.fail(line)))
     return Decoded(reader, len(reader) if count is None else count, augmentation, SHAPE, num_classes, broken)
 
 
@@ -94,7 +93,7 @@ def test_validation_pixels_do_not_depend_on_threads_and_seeds(records):
 
 def test_pixels_in_memory_go_through_the_same_augmentation():
     pixels = np.random.default_rng(1).integers(0, 256, (5, 3, 16, 12), dtype=np.uint8)
-    reader = Pixels("small", pixels, np.arange(5))
+    reader = PixelReader("small", pixels, np.arange(5))
     images, labels = decoded(reader, num_classes=5).evaluation(np.array([4, 0]))
     assert np.array_equal(images, pixels[[4, 0]]) and labels.tolist() == [4, 0]
     assert reader.where(3) == "small: sample 3" and reader.digest() == ""
@@ -189,7 +188,7 @@ def test_broken_records_are_absent_and_each_is_reported(damaged):
     with pytest.raises(UserError, match=r"record \d+ \(key.*--skip-broken 2"):
         list(TrainBatches(split, part))
     assert len(lines) == 3 + 2, "one more than is allowed ends the job"
-    broken = Broken(3, lines.append)
+    broken = SkippedRecords(3, lines.append)
     broken.check(3)
     with pytest.raises(UserError, match="skipped 4 records.*--skip-broken 3"):
         broken.check(4)  # of all workers together
@@ -217,11 +216,11 @@ class Touched:
     def __len__(self):
         return self.count
 
-    def room(self, count):
+    def new_images(self, count):
         return np.empty((count, 1, 1, 1), np.uint8)
 
-    def training(self, samples, words, room=None):
-        return room, samples
+    def training(self, samples, words, out=None):
+        return out, samples
 
     def touch(self, index):
         self.touched.append(index)

@@ -17,7 +17,7 @@ import pytest
 
 from dmltrain.base.errors import UserError
 from dmltrain.data import cifar10, cifar10_files, mnist, source
-from dmltrain.data.cifar10_files import BatchFile, Files
+from dmltrain.data.cifar10_files import BatchFile, Cifar10Files
 from dmltrain.data.mnist import IdxFile
 from dmltrain.data.readers import datum, mat_file, open_reader, recordio
 from dmltrain.data.readers.data_file import Damaged
@@ -34,7 +34,7 @@ ROWS = 2
 PIXELS = np.random.default_rng(5).integers(0, 256, (ROWS, 3072), dtype=np.uint8)
 BATCHES = {".bin": np.hstack([np.array([[3], [4]], np.uint8), PIXELS]).tobytes(), "": python2_pickle(PIXELS, [3, 4])}
 EACH = BatchFile("data_batch_1", *(hashlib.md5(batch).hexdigest() for batch in BATCHES.values()))
-CIFAR10 = Files((EACH,), dataclasses.replace(EACH, name="test_batch"), ROWS, "", "")
+CIFAR10 = Cifar10Files((EACH,), dataclasses.replace(EACH, name="test_batch"), ROWS, "", "")
 
 
 def archives() -> list[bytes]:

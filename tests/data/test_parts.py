@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dmltrain.base import random_bits
 from dmltrain.base.errors import UserError
-from dmltrain.data.assignment import partition, permutation
+from dmltrain.data.assignment import partition
 from dmltrain.data.assignment.parts import NEAR, Epoch, Local, Shared
 from tests.archives import little_memory
 
@@ -174,7 +174,7 @@ def test_the_error_for_a_batch_that_no_part_has_names_both_sizes(count, workers,
 def check(words):
     expected = np.argsort(words, kind="stable")
     given = words.tolist()
-    found = permutation.argsort(words, given.__getitem__)
+    found = partition.argsort(words, given.__getitem__)
     assert found.dtype == np.int64 and np.array_equal(found, expected)
     assert np.shares_memory(found, words)
 
@@ -193,8 +193,8 @@ def test_words_that_differ_in_few_bits(count, bits, seed):
 
 
 def test_memory_is_that_of_the_words_also_of_orders_of_millions():
-    count = 4 * permutation.PIECE
+    count = 4 * partition.PIECE
     words = random_bits.words(count, 1, 2, random_bits.ORDER)
-    with little_memory(8 * count + 5 * 8 * permutation.PIECE):
+    with little_memory(8 * count + 5 * 8 * partition.PIECE):
         order = partition.epoch_order(count, 1, 2)
     assert np.array_equal(order, np.argsort(words, kind="stable"))

@@ -147,7 +147,7 @@ def test_a_number_without_a_record(tmp_path):
         reader.read(3)
     with pytest.raises(UserError, match=r"record 3 \(key 00000003\): there is no key"):
         reader.digest()
-    reader = database.DatabaseReader(Path("db"), database.Numbered(3, 8), lambda start: None)
+    reader = database.DatabaseReader(Path("db"), database.NumberedKeys(3, 8), lambda start: None)
     with pytest.raises(UserError, match=r"db: record 2 \(key 00000002\): .* none follows"):
         reader.read(2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import names, open_reader
+from dmltrain.data.readers import compact_names, open_reader
 from dmltrain.data.readers.data_file import Damaged
 
 
@@ -196,6 +196,6 @@ def test_a_list_that_is_cut_or_damaged_while_it_is_read(tmp_path):
 
 
 def test_names_have_a_limit():
-    assert list(names.collect([b"abc", b"", b"de"], 5)) == [b"abc", b"", b"de"]
+    assert list(compact_names.collect([b"abc", b"", b"de"], 5)) == [b"abc", b"", b"de"]
     with pytest.raises(Damaged, match="have more than 4 bytes; divide it after 2 records"):
-        names.collect([b"abc", b"", b"de"], 4)
+        compact_names.collect([b"abc", b"", b"de"], 4)

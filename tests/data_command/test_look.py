@@ -13,8 +13,8 @@ from dmltrain.data.readers import open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command import cli, listing, speed, verify
 from dmltrain.data_command.cli import VERBS
-from dmltrain.data_command.listing import Item, Parts
-from dmltrain.data_command.progress import Lines, duration
+from dmltrain.data_command.listing import Item, ListDivision
+from dmltrain.data_command.progress import ProgressLines, duration
 from tests.data_command.conftest import refused
 
 cv2 = pytest.importorskip("cv2", reason="opencv-python-headless is not installed: pip install 'dmltrain[images]'")
@@ -153,7 +153,7 @@ def test_what_is_measured_and_that_progress_is_a_line_every_ten_seconds(capsys):
     found = speed.measured(itertools.chain([1000], itertools.repeat(8)), 2.0, lambda: next(clock))
     assert found.images == 16.0 and found.of_processor > 0
     now = [0.0]
-    lines = Lines("pack x", 1000, 100, sys.stdout, lambda: now[0])
+    lines = ProgressLines("pack x", 1000, 100, sys.stdout, lambda: now[0])
     for seconds, done in ((5.0, 200), (12.0, 340), (15.0, 400)):
         now[0] = seconds
         lines(done)
@@ -220,11 +220,11 @@ def test_other_endings(images, tmp_path):
 @pytest.mark.parametrize(
     ("parts", "sizes"),
     [
-        (Parts(), {"x.lst": 10}),
-        (Parts(chunks=3), {"x_0.lst": 4, "x_1.lst": 4, "x_2.lst": 2}),
-        (Parts(train_ratio=0.8), {"x_val.lst": 2, "x_train.lst": 8}),
-        (Parts(train_ratio=0.6, test_ratio=0.2), {"x_test.lst": 2, "x_val.lst": 2, "x_train.lst": 6}),
-        (Parts(train_ratio=0.75, test_ratio=0.25), {"x_test.lst": 2, "x_train.lst": 7}),
+        (ListDivision(), {"x.lst": 10}),
+        (ListDivision(chunks=3), {"x_0.lst": 4, "x_1.lst": 4, "x_2.lst": 2}),
+        (ListDivision(train_ratio=0.8), {"x_val.lst": 2, "x_train.lst": 8}),
+        (ListDivision(train_ratio=0.6, test_ratio=0.2), {"x_test.lst": 2, "x_val.lst": 2, "x_train.lst": 6}),
+        (ListDivision(train_ratio=0.75, test_ratio=0.25), {"x_test.lst": 2, "x_train.lst": 7}),
     ],
 )
 def test_parts(tmp_path, parts, sizes):
@@ -232,17 +232,17 @@ def test_parts(tmp_path, parts, sizes):
     assert {path.name: len(path.read_text().splitlines()) for path in written} == sizes
     every = [line for path in written for line in path.read_text().splitlines()]
     assert len(set(every)) == len(every)
-    (path,) = listing.write(tmp_path / "y", [Item(7, "a b/ü.jpg", 3)], Parts())
+    (path,) = listing.write(tmp_path / "y", [Item(7, "a b/ü.jpg", 3)], ListDivision())
     assert path.read_bytes() == "7\t3.000000\ta b/ü.jpg\n".encode()
 
 
 @pytest.mark.parametrize(
     ("make", "essential"),
     [
-        (lambda: Parts(chunks=0), "--chunks 0: expected 1 or more"),
-        (lambda: Parts(train_ratio=1.5), "--train-ratio 1.5: expected a fraction"),
-        (lambda: Parts(train_ratio=0.8, test_ratio=0.5), "expected at most 1 together"),
-        (lambda: Parts(test_ratio=-1), "--test-ratio -1"),
+        (lambda: ListDivision(chunks=0), "--chunks 0: expected 1 or more"),
+        (lambda: ListDivision(train_ratio=1.5), "--train-ratio 1.5: expected a fraction"),
+        (lambda: ListDivision(train_ratio=0.8, test_ratio=0.5), "expected at most 1 together"),
+        (lambda: ListDivision(test_ratio=-1), "--test-ratio -1"),
     ],
 )
 def test_mistakes_of_parts(make, essential):
@@ -252,7 +252,7 @@ def test_mistakes_of_parts(make, essential):
 
 def test_a_tab_in_a_name_and_a_missing_root_are_refused(tmp_path):
     with pytest.raises(UserError, match="tab or line break"):
-        listing.write(tmp_path / "x", [Item(0, "a\tb.jpg", 0)], Parts())
+        listing.write(tmp_path / "x", [Item(0, "a\tb.jpg", 0)], ListDivision())
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="not a folder"):
         listing.find(tmp_path / "none", True)

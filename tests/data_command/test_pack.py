@@ -12,7 +12,7 @@ import pytest
 from dmltrain.base.errors import UserError
 from dmltrain.data.readers import open_reader
 from dmltrain.data_command import listing, packing
-from dmltrain.data_command.copying import Copy, copies, copy
+from dmltrain.data_command.copying import RemoteCopy, copies, copy
 from dmltrain.data_command.encode import Encoding
 from dmltrain.data_command.pack import old_values
 from dmltrain.data_command.partition import owner_of_each, part_sizes
@@ -230,7 +230,7 @@ def pack(reader, target, count: int, threads: int = 1) -> list[str]:
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(images, tmp_path):
-    (source,) = listing.write(tmp_path / "x", listing.find(images, True), listing.Parts())
+    (source,) = listing.write(tmp_path / "x", listing.find(images, True), listing.ListDivision())
     reader = open_reader(source, root=images)
     pack_until(reader, 9, tmp_path / "a.rec", 15)
     part = tmp_path / "a.rec.part"
@@ -405,7 +405,7 @@ def test_a_part_goes_to_no_folder_in_which_others_can_put_something_in_its_place
     precious.write_text("precious")
     (to / "train.rec.part").symlink_to(precious)
     ssh = shell_script(tmp_path / "ssh", 'while [ "$1" != -- ]; do shift; done; shift 2; exec /bin/sh -c "$*"')
-    one = Copy(source, "h1", "", 0, str(to / "train.rec"), (str(ssh),))
+    one = RemoteCopy(source, "h1", "", 0, str(to / "train.rec"), (str(ssh),))
     with pytest.raises(UserError, match=f"{OPEN[change]}.*chmod go-w"):
         copy(one)
     assert precious.read_text() == "precious" and not (to / "train.rec").exists()
@@ -416,7 +416,7 @@ def test_a_part_goes_to_a_folder_that_is_new_or_the_users_alone(tmp_path):
     source.write_bytes(b"x" * 1000)
     ssh = shell_script(tmp_path / "ssh", 'while [ "$1" != -- ]; do shift; done; shift 2; exec /bin/sh -c "$*"')
     for _ in range(2):
-        copy(Copy(source, "h1", "", 0, str(to), (str(ssh),)))
+        copy(RemoteCopy(source, "h1", "", 0, str(to), (str(ssh),)))
         assert to.read_bytes() == source.read_bytes() and [path.name for path in to.parent.iterdir()] == [to.name]
 
 
@@ -426,7 +426,7 @@ def test_a_part_is_no_command_for_a_shell_that_a_start_up_file_starts(tmp_path, 
     source.write_text(f"touch {seen}\n")
     ssh = shell_script(tmp_path / "ssh", shell)
     with pytest.raises(UserError, match="ssh h1 echo hello` print hello. if not, a start-up file"):
-        copy(Copy(source, "h1", "", 0, str(tmp_path / "train.rec"), (str(ssh),)))
+        copy(RemoteCopy(source, "h1", "", 0, str(tmp_path / "train.rec"), (str(ssh),)))
     assert not seen.exists()
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from dmltrain.base.errors import UserError
 from dmltrain.base.launcher import launcher
-from dmltrain.experiment import cli, devices, forecast, launch, text
-from dmltrain.experiment.difference import different
+from dmltrain.experiment import check, cli, forecast, launch, text
 from dmltrain.experiment.hosts import Hosts, names_hosts
 from dmltrain.experiment.launch import reason
 from dmltrain.experiment.plan.cell import Cell, cells
+from dmltrain.experiment.plan.difference import of_records
 from dmltrain.experiment.plan.file import parse
 from dmltrain.experiment.plan.select import chosen
 from dmltrain.experiment.program import Program, uses_dmltrain
@@ -156,11 +156,11 @@ def test_how_experiments_differ():
         return json.loads(json.dumps({"experiment": made.resolved, "cells": ids}))
 
     before = record("program: t.py\noptions: {lr: 1, wd: 2}\nseeds: 0")
-    assert different(before, record("program: t.py\noptions: {lr: 3, mom: 1}\nseeds: [0, 1]")) == (
+    assert of_records(before, record("program: t.py\noptions: {lr: 3, mom: 1}\nseeds: [0, 1]")) == (
         "options lr was 1, is 3; options mom was nothing, is 1; options wd was 2, is nothing; "
         "seeds was [0], is [0, 1]; 1 cells are new, 0 are gone, 1 have the same name"
     )
-    assert different({"experiment": 3, "cells": [1]}, before).startswith("program was nothing, is t.py")
+    assert of_records({"experiment": 3, "cells": [1]}, before).startswith("program was nothing, is t.py")
 
 
 def test_forecasts():
@@ -200,7 +200,7 @@ print('DMLTRAIN_MEASURE {"seconds_per_step": 0.5}') if sys.argv[1:] else sys.exi
 def test_gpus_are_those_that_nvidia_smi_lists(tmp_path, monkeypatch, code, found):
     shell_script(tmp_path / "nvidia-smi", f"echo GPU 0: H200; echo; echo GPU 1: H200; exit {code}")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert devices.gpus() == found
+    assert check.count_gpus() == found
 
 
 @pytest.mark.parametrize(

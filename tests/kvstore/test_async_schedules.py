@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dmltrain.data.assignment.async_deal import AsyncDealing
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.async_assignment import AsyncAssignment
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.server.core import ServerCore
@@ -86,7 +86,7 @@ class Server:
 class Worker:
     def __init__(self, rank, is_new):
         self.rank, self.is_new = rank, is_new
-        self.view, self.clock, self.dealing = 1, 0, None
+        self.view, self.clock, self.assignment = 1, 0, None
         self.step = None  # (number, positions) that it is in the middle of
         self.unsent, self.awaited = [], set()  # keys
         self.rests = self.is_over = self.told = False
@@ -111,7 +111,7 @@ class Job:
         self.everyone = list(self.workers.values())
         self.batch = self.each * len(members)
         for worker in self.workers.values():
-            worker.dealing = AsyncDealing(self.samples, self.each, self.batch, members)
+            worker.assignment = AsyncAssignment(self.samples, self.each, self.batch, members)
         self.view, self.members, self.epoch = 1, members, 0
         self.pending = {}  # rank -> views that it has not entered
         self.faults = draw.randint(0, 6)
@@ -188,21 +188,21 @@ class Job:
         return [number for server in self.servers for number in server.keys]
 
     def begin(self, worker):
-        if self.together and (worker.dealing.finished or (self.drains and worker.clock == self.until)):
+        if self.together and (worker.assignment.finished or (self.drains and worker.clock == self.until)):
             worker.rests = True
         elif self.together:
-            worker.step = worker.clock + 1, worker.dealing.positions_of(worker.rank)
+            worker.step = worker.clock + 1, worker.assignment.positions_of(worker.rank)
             self.again(worker)
         else:
             self.begin_own(worker)
 
     def begin_own(self, worker):
-        worker.step = worker.dealing.next_of(worker.rank, worker.clock)
+        worker.step = worker.assignment.next_of(worker.rank, worker.clock)
         if worker.step:
             worker.clock = worker.step[0] - 1
             self.again(worker)
         else:
-            worker.clock, worker.rests = worker.dealing.end, True
+            worker.clock, worker.rests = worker.assignment.end, True
             self.hold(worker)
 
     def again(self, worker):
@@ -225,7 +225,7 @@ class Job:
         worker.used.append((self.epoch, *worker.step))
         worker.clock, worker.step = worker.step[0], None
         if self.together:
-            worker.dealing.committed(self.entered[worker.view][0])
+            worker.assignment.committed(self.entered[worker.view][0])
 
     def enter(self, worker):
         before = self.entered[worker.view][1]
@@ -237,14 +237,16 @@ class Job:
                 self.hold(worker)
         members, together = self.entered[worker.view]
         if together and not before and not worker.is_new:
-            assert worker.step is None and worker.clock == worker.dealing.end
-            worker.dealing = Dealing.of_rest(self.samples, self.batch, members, worker.dealing.held)
+            assert worker.step is None and worker.clock == worker.assignment.end
+            worker.assignment = SyncAssignment.of_rest(self.samples, self.batch, members, worker.assignment.held_back)
         elif before and not together:
             assert worker.step is None
-            rest = worker.dealing.rest
-            worker.dealing = AsyncDealing.of_rest(self.samples, self.each, self.batch, members, worker.clock, rest)
+            rest = worker.assignment.rest
+            worker.assignment = AsyncAssignment.of_rest(
+                self.samples, self.each, self.batch, members, worker.clock, rest
+            )
         elif together:
-            worker.dealing.enter(members)
+            worker.assignment.enter(members)
         if together:
             worker.told = False
             if worker.step:
@@ -258,7 +260,7 @@ class Job:
         free = [rank for rank in range(RANKS) if rank not in self.workers]
         sharing = any(worker.told for worker in self.workers.values())
         joins = free and not self.together and self.random.random() < 0.4 and not sharing
-        if joins and any(worker.dealing and not worker.rests for worker in self.workers.values()):
+        if joins and any(worker.assignment and not worker.rests for worker in self.workers.values()):
             rank = self.random.choice(free)
             self.workers[rank] = Worker(rank, True)
             self.everyone.append(self.workers[rank])
@@ -319,20 +321,20 @@ class Job:
         clocks = told.read(table)
         dealt = None
         for worker in self.workers.values():
-            if not worker.is_new and not worker.dealing.finished:
-                dealt = worker.dealing.after(self.members, clocks.counted, clocks.begun, clocks.start)
+            if not worker.is_new and not worker.assignment.finished:
+                dealt = worker.assignment.after(self.members, clocks.counted, clocks.begun, clocks.start)
         for worker in self.workers.values():
-            worker.dealing = AsyncDealing.of_state(dealt.state()) if dealt else worker.dealing
+            worker.assignment = AsyncAssignment.of_state(dealt.state()) if dealt else worker.assignment
             worker.told = False
             worker.is_new = False
             if worker.step is None:
                 worker.clock = clocks.start
                 self.hold(worker)
             else:
-                assert np.array_equal(worker.dealing.next_of(worker.rank, worker.clock)[1], worker.step[1])
+                assert np.array_equal(worker.assignment.next_of(worker.rank, worker.clock)[1], worker.step[1])
                 self.again(worker)
             if self.drains:
-                worker.dealing.hold_back()
+                worker.assignment.hold_back()
 
     @property
     def rest_together(self):
@@ -342,10 +344,10 @@ class Job:
         self.epoch += 1
         for worker in self.workers.values():
             if self.together:
-                worker.dealing = Dealing(self.samples, self.batch, self.members)
+                worker.assignment = SyncAssignment(self.samples, self.batch, self.members)
             else:
-                worker.dealing.finish()
-                worker.dealing = AsyncDealing(self.samples, self.each, self.batch, self.members, worker.clock)
+                worker.assignment.finish()
+                worker.assignment = AsyncAssignment(self.samples, self.each, self.batch, self.members, worker.clock)
             worker.rests = False
         assert self.together or len({worker.clock for worker in self.workers.values()}) == 1
 

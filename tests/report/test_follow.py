@@ -93,12 +93,12 @@ def test_only_what_was_appended_is_read(job: Job) -> None:
     log = job.folder / "worker-0.log"
     log.write_text("")
     one, follower = Tail(str(log)), Follower(str(job.folder), LiveJob(str(job.folder)))
-    assert not one.read() and not one.found() and follower.poll() is None
+    assert not one.read() and not one.runs() and follower.poll() is None
     for number in range(50):
         job.append(epoch(number % 9))
         assert one.read() and not one.read()
     assert one.bytes_read == log.stat().st_size
-    assert [len(each.epochs) for each in one.found()] == [9, 9, 9, 9, 9, 5], "each time from epoch 0 on is a run"
+    assert [len(each.epochs) for each in one.runs()] == [9, 9, 9, 9, 9, 5], "each time from epoch 0 on is a run"
     assert follower.poll() is not None and follower.poll() is None, "it says nothing new until something is written"
 
 
@@ -119,9 +119,9 @@ def test_pieces_give_what_the_whole_gives(tmp_path: Path, logs: Path, seed: int)
             at += size
             one.read()
             if draw.random() < 0.1:
-                one.found()  # does not change what comes
+                one.runs()  # does not change what comes
         one.end()
-        assert list(one.found()) == reading.scan(io.BytesIO(text))[0]
+        assert list(one.runs()) == reading.scan(io.BytesIO(text))[0]
 
 
 def test_a_file_that_became_shorter_or_another_one_is_read_from_its_start(tmp_path: Path) -> None:
@@ -130,12 +130,12 @@ def test_a_file_that_became_shorter_or_another_one_is_read_from_its_start(tmp_pa
     one = Tail(str(log))
     one.read()
     log.write_text(epoch(5))
-    assert one.read() and list(one.found()[0].epochs) == [5]
+    assert one.read() and list(one.runs()[0].epochs) == [5]
     (tmp_path / "new.log").write_text(epoch(6) + epoch(7) + epoch(8))
     (tmp_path / "new.log").replace(log)
-    assert one.read() and list(one.found()[0].epochs) == [6, 7, 8]
+    assert one.read() and list(one.runs()[0].epochs) == [6, 7, 8]
     log.unlink()
-    assert not one.read() and list(one.found()[0].epochs) == [6, 7, 8], "what was read stays"
+    assert not one.read() and list(one.runs()[0].epochs) == [6, 7, 8], "what was read stays"
 
 
 def test_memory_is_bounded_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_memory_is_bounded_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     feed = one._feed
     monkeypatch.setattr(one, "_feed", lambda chunk: (sizes.append(len(chunk)), feed(chunk)))
     one.read()
-    assert max(sizes) == 1000 and len(one.found()[0].epochs) == 100
+    assert max(sizes) == 1000 and len(one.runs()[0].epochs) == 100
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
@@ -160,7 +160,7 @@ def test_the_encoding_is_seen_however_few_bytes_come_first(tmp_path: Path, encod
         one.read()
     log.write(text[100:])
     one.read()
-    assert list(one.found()) == reading.scan(io.BytesIO(text))[0] and list(one.found()[0].epochs) == [0, 1]
+    assert list(one.runs()) == reading.scan(io.BytesIO(text))[0] and list(one.runs()[0].epochs) == [0, 1]
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------

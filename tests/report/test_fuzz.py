@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dmltrain.base.errors import UserError
 from dmltrain.report import reading
 from dmltrain.report.page import experiment, samples
-from dmltrain.report.page.chart import Curve, Lines
+from dmltrain.report.page.chart import Curve, LineChart
 from dmltrain.report.page.pack import Pool
 from dmltrain.report.page.sections import experiments
 from dmltrain.report.page.sections.section import Context
@@ -90,7 +90,7 @@ TABLES = Fuzzed(show_one, tables, (), CSV_PARTS)
 def show_summary(log: bytes) -> list[str]:
     """The summary's row of each run of `log`, and its points over every axis."""
     survey = reading.survey(io.BytesIO(log))
-    runs = [merge("x.log", [("x.log", one)], heads=(survey.head,)) for one in survey.found]
+    runs = [merge("x.log", [("x.log", one)], heads=(survey.head,)) for one in survey.runs]
     runs = runs or [Run("x.log", heads=(survey.head,))]
     shown = [str(points(run, TEST_ERROR, x)) for run in runs for x in AXES]
     return shown + [COLUMNS[name].show(value) for run in runs for name, value in summary(run).items()]
@@ -125,7 +125,7 @@ def show_samples(content: bytes) -> str:
     """The hosts of a usage.csv, as charts."""
     hosts = samples.parse(content.decode("utf-8", "replace").splitlines(keepends=True))
     curves = [Curve(0, host.name, host.time, numbers) for host in hosts for numbers in host.values.values()]
-    return json.dumps(Lines("a", "a", "a", "a", curves).json(Pool(), 8))
+    return json.dumps(LineChart("a", "a", "a", "a", curves).json(Pool(), 8))
 
 
 def show_results(content: bytes) -> object:

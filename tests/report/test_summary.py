@@ -172,7 +172,7 @@ def test_sums_are_infinite_or_nan(tmp_path: Path, first: str, second: str, expec
 def of_text(*texts: str | bytes) -> Run:
     """The run whose workers wrote `texts`."""
     surveys = [reading.survey(io.BytesIO(text if isinstance(text, bytes) else text.encode())) for text in texts]
-    files = [(f"worker-{rank}.log", one) for rank, survey in enumerate(surveys) for one in survey.found]
+    files = [(f"worker-{rank}.log", one) for rank, survey in enumerate(surveys) for one in survey.runs]
     return merge("x.log", files, heads=[survey.head for survey in surveys])
 
 

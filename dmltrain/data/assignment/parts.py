@@ -1,11 +1,11 @@
 """The parts of an epoch: which samples a worker sees in which step, and their random words.
 
-`Shared` deals one data set out to all workers (partition.py). `Local` is for workers that have files of their own, of
-any sizes: each permutes its own samples, and each has its share of every step, so that all finish together.
+`Shared` divides one data set among all workers (partition.py). `Local` is for workers that have files of their own, of
+any sizes: each permutes its own samples, and has a share of every step in proportion to them, so all finish together.
 
-Both are values that follow from seed and epoch. `Epoch` says what is at each position of a shared epoch, however it is
-dealt out. A sample's random word depends on seed, epoch and the sample's position in the epoch only. Words are made for
-each batch: those of an epoch of 14 million samples would take 112 MB.
+Both depend on nothing but seed and epoch. `Epoch` has the sample at each position of a shared epoch, whichever worker
+gets it. The random word of a sample depends on the seed, the epoch and the position of the sample in the epoch only.
+Words are computed for each batch: those of an epoch of 14 million samples would take 112 MB.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment import partition
 
-NEAR = 4096  # positions; to make the words between costs no more than another generator
+NEAR = 4096  # positions; computing the words between two positions costs no more than another generator
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A worker's part of an epoch. order: its samples, int64 (n,); bounds(step): where the step begins and ends in
-    `order`, at most batch_size samples; words(start, stop): the random words of these positions of `order`, uint64;
-    window: so many positions of `order` have samples of a few places of the disk, 0: it has no windows."""
+    """A worker's part of an epoch.
+
+    order: its samples, int64 (n,). bounds(step): start and end of the step in `order`, at most batch_size samples.
+    words(start, stop): the random words of order[start:stop], uint64. window: the samples of so many consecutive
+    positions of `order` lie in a few places of the disk; 0: they lie anywhere.
+    """
 
     order: Array
     steps: int
@@ -40,28 +43,28 @@ class Part:
 
 
 class Parts(Protocol):
-    """How workers share the epochs of a run; the same on all workers."""
+    """How the epochs of a run are divided among the workers; the same on all workers."""
 
     @property
     def samples(self) -> int:
-        """In an epoch, of all workers."""
+        """The number of samples in an epoch, of all workers together."""
 
     @property
     def steps(self) -> int:
-        """In an epoch."""
+        """The number of steps in an epoch."""
 
     def step_sizes(self, step: int) -> list[int]:
-        """Samples of each worker in that step, by rank."""
+        """The number of samples of each worker in that step, by rank."""
 
     def part(self, rank: int, seed: int, epoch: int) -> Part: ...
 
 
 @dataclass(frozen=True)
 class Shared:
-    """One data set of `num_examples`, dealt out to all workers. An epoch has `samples` of them.
+    """One data set of `num_examples` samples, divided among all workers. An epoch has `samples` of them.
 
-    If these are more than there are, the epochs are cut out of an endless row of passes over the data, each with an
-    order and words of its own, as if it were an epoch.
+    `samples` may be larger than `num_examples`. The epochs are pieces of an endless row of passes over the data. Each
+    pass has an order and random words of its own, as if it were an epoch.
     """
 
     num_examples: int
@@ -90,7 +93,7 @@ class Shared:
         return Part(order, self.steps, self.batch_size, bounds, words, window(self.shuffle, workers))
 
     def passes(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """(number of the pass, position in it, count) of the pieces of begin to end - 1 in the row of passes."""
+        """The pieces of positions `begin` to `end` - 1 in the row of passes: (pass, position in it, count)."""
         pieces, size = [], self.num_examples
         while begin < end:
             number, first = divmod(begin, size)
@@ -113,15 +116,16 @@ class Epoch:
         pieces = [
             order[first - done if first > done else (first - done) % step :: step] for done, order in self._orders()
         ]
-        return pieces[0] if len(pieces) == step == 1 else np.concatenate(pieces)  # a copy: the order of all can go
+        # np.concatenate copies, so the memory of the whole order is freed.
+        return pieces[0] if len(pieces) == step == 1 else np.concatenate(pieces)
 
     def samples_at(self, positions: Array) -> Array:
         """The samples at these positions, in any order; int64, like `positions`."""
-        found = np.empty(len(positions), np.int64)
+        samples = np.empty(len(positions), np.int64)
         for done, order in self._orders():
             inside = np.flatnonzero((positions >= done) & (positions < done + len(order)))
-            found[inside] = order[positions[inside] - done]
-        return found
+            samples[inside] = order[positions[inside] - done]
+        return samples
 
     def words(self, first: int, stop: int) -> Array:
         """The random words of positions first to stop - 1, uint64; those after the epoch's end are the next epoch's."""
@@ -141,7 +145,7 @@ class Epoch:
         return np.concatenate([self.words(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs])
 
     def _orders(self) -> Iterator[tuple[int, Array]]:
-        """Of each pass in turn: the epoch's positions before it, and its samples in this epoch."""
+        """For each pass in turn: how many positions of the epoch are before it, and its samples in this epoch."""
         shared, begin = self.shared, self.number * self.shared.samples
         permute = partition.SHUFFLES[shared.shuffle]
         for number, first, count in shared.passes(begin, begin + shared.samples):
@@ -151,7 +155,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Local:
-    """Worker r has sizes[r] samples of its own. Sample by sample they are distributed over the steps evenly."""
+    """Worker r has sizes[r] samples of its own. They are spread evenly over the steps of the epoch."""
 
     sizes: tuple[int, ...]
     batch_size: int
@@ -186,5 +190,5 @@ class Local:
 
 
 def window(shuffle: str, num_workers: int) -> int:
-    """`Part.window` of one of so many workers."""
+    """`Part.window` of a worker, if there are `num_workers` workers."""
     return max(1, partition.WINDOW // num_workers) if shuffle == "chunk" else 0

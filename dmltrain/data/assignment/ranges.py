@@ -1,4 +1,4 @@
-"""Ascending numbers as ranges, each from its first to its last."""
+"""Ascending whole numbers as ranges, each with its first and its last number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def ranges(numbers: Array) -> Ranges:
-    """Of ascending whole numbers, int64 (n,)."""
+    """The ranges of ascending whole numbers, int64 (n,)."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return tuple((int(run[0]), int(run[-1])) for run in runs if len(run))
 
 
 def numbers(ranges: Iterable[Sequence[int]]) -> Array:
-    """The inverse, int64 (n,)."""
+    """The numbers in these ranges, int64 (n,): the inverse of `ranges`."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last + 1) for first, last in ranges)])

@@ -26,7 +26,7 @@ class BrokenImage(ValueError):
     """The image cannot be used; the message says why, but not which image it is."""
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """An image before it is decoded."""
 
     @property
@@ -41,10 +41,10 @@ class Source(Protocol):
         """uint8 (height, width, channels), RGB or grey; sizes divided by `reduction` and rounded up. BrokenImage."""
 
 
-def open_image(image: bytes | Array) -> Source:
+def open_image(image: bytes | Array) -> ImageSource:
     """Reads the header only. BrokenImage: it has none."""
     if isinstance(image, np.ndarray):
-        return Pixels(image)
+        return PixelImage(image)
     if image[:2] == b"\xff\xd8":
         try:
             height, width, *_ = library("simplejpeg").decode_jpeg_header(image, strict=False)
@@ -64,7 +64,7 @@ def check_pixels(size: tuple[int, int], reduction: int = 1) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
+class PixelImage:
     """Pixels, uint8 (H, W), (H, W, 1) or (H, W, 3) RGB."""
 
     pixels: Array

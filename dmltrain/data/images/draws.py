@@ -1,4 +1,4 @@
-"""The random numbers of one sample: each draw has its own, so that one option does not change what another draws.
+"""The random numbers of one sample. Each draw has numbers of its own, so no option changes what another one draws.
 
 All come from the sample's one word of 64 bits by the generator SplitMix64 (Steele, Lea and Flood 2014), which is the
 same on every machine. The crop of fixed size and the mirroring take the bits of the word that dmltrain/data/augment.py

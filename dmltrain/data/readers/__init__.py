@@ -22,9 +22,9 @@ from dmltrain.data.readers import (
     tar_reader,
 )
 from dmltrain.data.readers.joined import Joined
-from dmltrain.data.readers.reader import Format, Reader, Record, Source
+from dmltrain.data.readers.reader import Format, Reader, Record, SampleSource
 
-__all__ = ["FORMATS", "Format", "Reader", "Record", "Source", "open_reader"]
+__all__ = ["FORMATS", "Format", "Reader", "Record", "SampleSource", "open_reader"]
 
 LOG = logging.getLogger("dmltrain.data")
 FORMATS: tuple[Format, ...] = (
@@ -45,7 +45,7 @@ def open_reader(
     devkit: str | Path | None = None,
     warn: Callable[[str], None] = LOG.warning,
 ) -> Reader:
-    """A reader of one file or folder, or of several one after another; `Source` explains the other arguments.
+    """A reader of one file or folder, or of several one after another; `SampleSource` explains the other arguments.
 
     UserError: a missing, unknown or damaged file, with the fix.
     """
@@ -55,7 +55,7 @@ def open_reader(
     if index is not None and len(every) > 1:
         raise UserError(f"the index {index} is given for {len(every)} files: expected one file, or no index")
     named = {"index": _path(index), "root": _path(root), "devkit": _path(devkit)}
-    readers = [_open(Source(path, **named, warn=warn)) for path in every]
+    readers = [_open(SampleSource(path, **named, warn=warn)) for path in every]
     return readers[0] if len(readers) == 1 else Joined(readers)
 
 
@@ -63,7 +63,7 @@ def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _open(source: Source) -> Reader:
+def _open(source: SampleSource) -> Reader:
     if not source.path.exists():
         raise UserError(f"{source.path}: no such file or folder")
     for row in FORMATS:

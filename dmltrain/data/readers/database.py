@@ -15,15 +15,15 @@ from typing import Protocol
 
 from dmltrain.base.errors import UserError
 from dmltrain.data.readers import datum, sampled
+from dmltrain.data.readers.compact_names import CompactNames
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.data.readers.names import Names
 from dmltrain.data.readers.reader import Record
 
 TEXTS = b"num-samples"  # a key in databases of programs that read text
 DIGITS = re.compile(rb"[0-9]{5,18}")
 
 
-class Keys(Protocol):
+class DatabaseKeys(Protocol):
     """How the key of a record is found."""
 
     def __len__(self) -> int: ...
@@ -33,7 +33,7 @@ class Keys(Protocol):
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedKeys:
     """Keys that begin with the numbers 0 to count - 1, in `width` digits."""
 
     count: int
@@ -47,10 +47,10 @@ class Numbered:
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedKeys:
     """Any keys, in the order of the database."""
 
-    names: Names
+    names: CompactNames
 
     def __len__(self) -> int:
         return len(self.names)
@@ -70,7 +70,7 @@ class DatabaseReader:
 
     class_names = None
 
-    def __init__(self, path: Path, keys: Keys, find: Callable[[bytes], tuple[bytes, bytes] | None]) -> None:
+    def __init__(self, path: Path, keys: DatabaseKeys, find: Callable[[bytes], tuple[bytes, bytes] | None]) -> None:
         self._path, self._keys, self._find = path, keys, find
 
     def __len__(self) -> int:
@@ -115,16 +115,16 @@ class DatabaseReader:
 
     def _has(self, start: bytes) -> bool:
         """Whether a key begins so."""
-        found = self._find(start)
-        return found is not None and found[0].startswith(start)
+        pair = self._find(start)
+        return pair is not None and pair[0].startswith(start)
 
     def _stored(self, index: int) -> tuple[bytes, bytes]:
         start = self._keys.start(index)
-        found = self._find(start)
-        if found is None or not found[0].startswith(start):
-            following = "none follows" if found is None else f"{found[0][:60]!r} follows"
+        pair = self._find(start)
+        if pair is None or not pair[0].startswith(start):
+            following = "none follows" if pair is None else f"{pair[0][:60]!r} follows"
             raise Damaged(f"there is no key that begins so, and {following}; {datum.AGAIN}")
-        return found
+        return pair
 
 
 def checked(reader: DatabaseReader) -> DatabaseReader:

@@ -63,15 +63,15 @@ def read(path: Path) -> Devkit:
 
 
 def _folder(path: Path) -> dict[str, bytes]:
-    found = {}
+    contents = {}
     for name in (META, TRUTH):
         file = DataFile(
-            next((each for each in (path / "data" / name, path / name) if each.exists()), path / "data" / name)
+            next((file for file in (path / "data" / name, path / name) if file.exists()), path / "data" / name)
         )
         if file.size > MAX_BYTES:
             raise Damaged(f"data/{name} has {file.size} bytes, expected at most {MAX_BYTES}")
-        found[name] = file.read(0, file.size)
-    return found
+        contents[name] = file.read(0, file.size)
+    return contents
 
 
 def _archive(path: Path) -> dict[str, bytes]:
@@ -82,14 +82,14 @@ def _archive(path: Path) -> dict[str, bytes]:
         archive = _Unpacked(zlib.decompressobj(GZIP).decompress(file.read(0, file.size), MAX_BYTES))
     except zlib.error as error:
         raise Damaged(f"not an archive that gzip packed: {error}") from None
-    found = {}
+    contents = {}
     for member in tar.members(archive):
         name = member.name.rpartition(b"/")[2].decode(errors="replace")
         if name in (META, TRUTH):
-            found[name] = archive.read(member.offset, member.size)
-    if missing := {META, TRUTH} - set(found):
+            contents[name] = archive.read(member.offset, member.size)
+    if missing := {META, TRUTH} - set(contents):
         raise Damaged(f"{', '.join(sorted(missing))} missing in it")
-    return found
+    return contents
 
 
 def _synsets(content: bytes) -> dict[int, str]:
@@ -97,12 +97,12 @@ def _synsets(content: bytes) -> dict[int, str]:
     try:
         rows: list[Mapping[str, Any]] = mat_file.read(content)["synsets"]
         classes = [row for row in rows if not int(row["num_children"][0])]
-        found = {int(row["ILSVRC2012_ID"][0]): str(row["WNID"]) for row in classes}
+        synsets = {int(row["ILSVRC2012_ID"][0]): str(row["WNID"]) for row in classes}
     except (Damaged, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise Damaged(f"{META} has no synsets with ILSVRC2012_ID, WNID and num_children: {error}") from None
-    if not found or len(set(found.values())) != len(classes):
-        raise Damaged(f"{META} has {len(classes)} classes and {len(found)} numbers for them, expected the same")
-    return found
+    if not synsets or len(set(synsets.values())) != len(classes):
+        raise Damaged(f"{META} has {len(classes)} classes and {len(synsets)} numbers for them, expected the same")
+    return synsets
 
 
 def _labels(synsets: Mapping[int, str], truth: bytes) -> tuple[tuple[str, ...], Array]:

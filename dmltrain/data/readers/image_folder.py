@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import image_file, names, sampled
+from dmltrain.data.readers import compact_names, image_file, sampled
+from dmltrain.data.readers.compact_names import CompactNames
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.data.readers.names import Names
-from dmltrain.data.readers.reader import Format, Record, Source
+from dmltrain.data.readers.reader import Format, Record, SampleSource
 
 MAX_DEPTH = 8  # folders within the folder of a class; a link to a folder above it would have no end
 
@@ -25,7 +25,7 @@ MAX_DEPTH = 8  # folders within the folder of a class; a link to a folder above 
 class FolderReader:
     """classes: names of their folders. files: paths within the folder of the class. counts: how many each class has."""
 
-    def __init__(self, folder: Path, classes: list[bytes], files: Names, counts: list[int]) -> None:
+    def __init__(self, folder: Path, classes: list[bytes], files: CompactNames, counts: list[int]) -> None:
         self._folder, self._classes, self._files = folder, classes, files
         self._ends = np.cumsum(counts)
         self.class_names = tuple(map(_shown, classes))
@@ -67,13 +67,13 @@ class FolderReader:
         return label, os.path.join(self._classes[label], self._files[index])
 
 
-def open_folder(source: Source) -> FolderReader:
+def open_folder(source: SampleSource) -> FolderReader:
     folder = os.fsencode(source.path)
     try:
         classes = _classes(folder)
         counts: list[int] = []
         ignored: list[bytes] = []
-        files = names.collect(_all_images(folder, classes, counts, ignored))
+        files = compact_names.collect(_all_images(folder, classes, counts, ignored))
     except (Damaged, OSError) as error:
         raise UserError(f"{source.path}: {error}") from None
     if missing := [_shown(name) for name, count in zip(classes, counts, strict=True) if not count]:
@@ -89,11 +89,11 @@ def open_folder(source: Source) -> FolderReader:
 
 def _classes(folder: bytes) -> list[bytes]:
     with os.scandir(folder) as entries:
-        found = [entry for entry in entries if not entry.name.startswith(b".")]
-    classes = sorted(entry.name for entry in found if entry.is_dir())
+        visible = [entry for entry in entries if not entry.name.startswith(b".")]
+    classes = sorted(entry.name for entry in visible if entry.is_dir())
     if not classes:
         raise Damaged("has no folders, expected one folder of images for each class, or give a .lst of the images")
-    if loose := sorted(entry.name for entry in found if image_file.is_image(entry.name) and not entry.is_dir()):
+    if loose := sorted(entry.name for entry in visible if image_file.is_image(entry.name) and not entry.is_dir()):
         raise Damaged(
             f"has {len(loose)} images beside its class folders, the first {_shown(loose[0])}; move them into the "
             "folder of their class"

@@ -17,7 +17,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.data.readers import image_file, sampled
 from dmltrain.data.readers.data_file import Damaged, DataFile
-from dmltrain.data.readers.reader import Format, Record, Source
+from dmltrain.data.readers.reader import Format, Record, SampleSource
 
 CHUNK = 1 << 22  # bytes that are read at once
 MAX_LINE = 1 << 16  # bytes; a path has at most 4,096
@@ -76,17 +76,17 @@ class ListReader:
 
     def sizes(self) -> list[int]:
         """The sizes of some of the files. UserError: one of them is missing."""
-        found = []
+        sizes_of_images = []
         for index in sampled.places(len(self)):
             try:
-                found.append(image_file.size(self._line(index)[2]))
+                sizes_of_images.append(image_file.size(self._line(index)[2]))
             except Malformed as error:
                 raise UserError(f"{self.where(index)}: {error}") from None
             except Damaged as error:
                 raise UserError(
                     f"{self.where(index)}: {error}; is {self._root} the folder that the paths in the list start from?"
                 ) from None
-        return found
+        return sizes_of_images
 
     def _line(self, index: int) -> tuple[int, Array, bytes]:
         """Number, labels and path of the image."""
@@ -105,7 +105,7 @@ class ListReader:
         return number, np.array(labels, np.float32), os.path.join(os.fsencode(self._root), fields[-1])
 
 
-def open_list(source: Source) -> ListReader:
+def open_list(source: SampleSource) -> ListReader:
     try:
         file = DataFile(source.path)
         reader = ListReader(source.path, file, _starts(file), source.root or source.path.parent)

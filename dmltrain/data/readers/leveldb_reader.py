@@ -1,8 +1,8 @@
 """Caffe's LEVELDB: a folder with CURRENT and tables, whose values are Datums.
 
-LevelDB lets one process open a database, writes into it whenever it opens it, and knows neither how many records there
-are nor a way to read only. So each process opens a folder of its own, with links to the tables and copies of the few
-other files. The keys are read once, with all of the database, and what they are is kept beside it.
+LevelDB lets only one process open a database, writes to it whenever it opens it, and has neither a read-only mode nor
+the number of records. So each process opens a folder of its own, with links to the tables and copies of the few other
+files. The keys are read once, which reads the whole database, and are stored beside it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import database, kept, names
+from dmltrain.data.readers import compact_names, database, stored_index
+from dmltrain.data.readers.compact_names import CompactNames
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.data.readers.database import DatabaseReader, Keys, Listed, Numbered
-from dmltrain.data.readers.kept import Kept
-from dmltrain.data.readers.names import Names
-from dmltrain.data.readers.reader import Format, Source
+from dmltrain.data.readers.database import DatabaseKeys, DatabaseReader, ListedKeys, NumberedKeys
+from dmltrain.data.readers.reader import Format, SampleSource
+from dmltrain.data.readers.stored_index import StoredIndex
 
 TABLES = (".ldb", ".sst")
 OTHERS = ("CURRENT", "MANIFEST-*", "*.log")  # that a database needs
 
 
-def open_leveldb(source: Source) -> DatabaseReader:
+def open_leveldb(source: SampleSource) -> DatabaseReader:
     try:
         import plyvel
     except ImportError:
@@ -65,8 +65,8 @@ class _View:
     def find(self, start: bytes) -> tuple[bytes, bytes] | None:
         try:
             with self.database.iterator(start=start, verify_checksums=True) as iterator:
-                found: tuple[bytes, bytes] | None = next(iterator, None)
-                return found
+                pair: tuple[bytes, bytes] | None = next(iterator, None)
+                return pair
         except self._error as error:
             raise Damaged(f"cannot be read: {error}; copy or make it again") from None
 
@@ -75,52 +75,52 @@ class _View:
             yield from iterator
 
 
-def _keys(view: _View, source: Source) -> Keys:
+def _keys(view: _View, source: SampleSource) -> DatabaseKeys:
     """Those that are kept, if they are of these tables; else they are read and kept."""
     tables = sorted([file.name, file.stat().st_size] for file in source.path.iterdir() if file.suffix in TABLES)
-    path = source.index or kept.path(source.path)
+    path = source.index or stored_index.path(source.path)
     if path.exists():
         try:
-            return _loaded(kept.load(path), tables)
+            return _loaded(stored_index.load(path), tables)
         except Damaged as error:
             source.warn(f"{path}: {error}; it is made again")
-    keys = _numbered(view.keys()) or Listed(names.collect(view.keys()))
+    keys = _numbered(view.keys()) or ListedKeys(compact_names.collect(view.keys()))
     if not len(keys):
         raise Damaged("has no records")
     try:
-        kept.save(path, _saved(keys, tables))
+        stored_index.save(path, _saved(keys, tables))
     except OSError as error:
         source.warn(f"{path}: cannot be written: {error.strerror or error}; the next start reads all keys again")
     return keys
 
 
-def _numbered(keys: Iterator[bytes]) -> Numbered | None:
+def _numbered(keys: Iterator[bytes]) -> NumberedKeys | None:
     """If every key begins with its number."""
     width, count = database.width(next(keys, b"")), 1
     for key in keys if width else ():
         if not key.startswith(b"%0*d" % (width, count)):
             return None
         count += 1
-    return Numbered(count, width) if width else None
+    return NumberedKeys(count, width) if width else None
 
 
-def _saved(keys: Keys, tables: list[Any]) -> Kept:
-    if isinstance(keys, Listed):
+def _saved(keys: DatabaseKeys, tables: list[Any]) -> StoredIndex:
+    if isinstance(keys, ListedKeys):
         content = np.frombuffer(keys.names.content, np.uint8)
-        return Kept({"tables": tables}, {"content": content, "ends": keys.names.ends})
-    return Kept({"tables": tables, "numbered": [len(keys), len(keys.start(0))]}, {})
+        return StoredIndex({"tables": tables}, {"content": content, "ends": keys.names.ends})
+    return StoredIndex({"tables": tables, "numbered": [len(keys), len(keys.start(0))]}, {})
 
 
-def _loaded(index: Kept, tables: list[Any]) -> Keys:
+def _loaded(index: StoredIndex, tables: list[Any]) -> DatabaseKeys:
     """Raises Damaged if it is not the index of this database."""
     if index.facts.get("tables") != tables:
         raise Damaged("it is the index of another database")
     match index.facts.get("numbered"), index.arrays:
         case [int(count), int(width)], _ if count > 0 and 5 <= width <= 18:
-            return Numbered(count, width)
+            return NumberedKeys(count, width)
         case None, {"content": content, "ends": ends} if content.dtype == np.uint8 and ends.dtype == np.uint32:
             if len(ends) and int(ends[-1]) == len(content) and (ends[1:] >= ends[:-1]).all():
-                return Listed(Names(content.tobytes(), ends))
+                return ListedKeys(CompactNames(content.tobytes(), ends))
     raise Damaged("it has no keys")
 
 

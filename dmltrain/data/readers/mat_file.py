@@ -42,14 +42,14 @@ def read(content: bytes) -> dict[str, Any]:
     """
     if content[124:128] != b"\0\1IM":
         raise Damaged("not a MATLAB 5 file in little-endian order")
-    found = {}
+    variables = {}
     try:
         for element in _elements(memoryview(content)[HEADER_BYTES:]):
             name, value = _matrix(_unpacked(element).data, MAX_DEPTH)
-            found[name] = value
+            variables[name] = value
     except DAMAGE as error:
         raise Damaged(f"damaged MATLAB file: {type(error).__name__} {error}") from None
-    return found
+    return variables
 
 
 def _elements(data: memoryview) -> Iterator[Element]:

@@ -1,4 +1,4 @@
-"""What every reader of a format gives: records by number, in any order, for several threads at once."""
+"""The interface of readers: records by number, in any order, for several threads at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmltrain.base.arrays import Array
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One sample as it is stored. Classification uses its only label."""
+    """One sample as it is stored. Classification needs records with one label."""
 
     labels: Array  # float32 (L,), L >= 1
     image: bytes | Array  # an encoded file, or pixels uint8 (H, W, 3) RGB
@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """What the user says about one file or folder of samples.
 
     index: file of its index, which is made if it is missing (default: beside `path`). root: folder of the images that a
@@ -72,4 +72,4 @@ class Format:
 
     name: str
     recognises: Callable[[Path], bool]
-    open: Callable[[Source], Reader]
+    open: Callable[[SampleSource], Reader]

@@ -8,7 +8,7 @@ from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
 from dmltrain.data.readers import record_index, recordio
 from dmltrain.data.readers.data_file import Damaged, DataFile
-from dmltrain.data.readers.reader import Format, Record, Source
+from dmltrain.data.readers.reader import Format, Record, SampleSource
 from dmltrain.data.readers.record_index import RecordIndex
 
 
@@ -40,7 +40,7 @@ class RecordReader:
         return self._index.digest(self._file)
 
 
-def open_records(source: Source) -> RecordReader:
+def open_records(source: SampleSource) -> RecordReader:
     path = source.path
     try:
         file = DataFile(source.path)
@@ -58,7 +58,7 @@ def open_records(source: Source) -> RecordReader:
     return RecordReader(source.path, file, index)
 
 
-def _keep(index: RecordIndex, path: Path, source: Source) -> None:
+def _keep(index: RecordIndex, path: Path, source: SampleSource) -> None:
     try:
         whole_file.write(path, record_index.text(index))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Writes a .rec and its .idx, byte for byte as MXNet's MXIndexedRecordIO does.
 
-The records go to a file with the suffix .part, which gets its name when it is whole. A writer that was killed leaves
-it, and the next one can go on after its last whole record.
+The records go to a file with the suffix .part, which is renamed when it is complete. A killed writer leaves it, and the
+next one can continue after its last complete record.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class RecordWriter:
         self._offsets, self.keys, self._end = array("q"), array("Q"), 0
         if resume:
             self._take_over()
-        with self._named():
+        with self._errors_with_file():
             self._file = self._part.open("r+b" if self._end else "wb")
             self._file.truncate(self._end)
             self._file.seek(self._end)
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _errors_with_file(self) -> Iterator[None]:
         """Errors with the file and the fix."""
         try:
             yield
@@ -61,7 +61,7 @@ class RecordWriter:
     def write(self, labels: float | Sequence[float], key: int, image: bytes) -> None:
         """Add a record: its label or labels, a number for it, and an encoded image. ValueError: too large."""
         pieces = list(recordio.encode(recordio.pack(labels, key, image)))
-        with self._named():
+        with self._errors_with_file():
             self._file.writelines(pieces)
         self._offsets.append(self._end)
         self.keys.append(key)
@@ -71,7 +71,7 @@ class RecordWriter:
         """Give the .rec its name, and write the .idx."""
         idx = self._path.with_suffix(".idx")
         offsets, keys = np.frombuffer(self._offsets, np.int64), np.frombuffer(self.keys, np.uint64)
-        with self._named():
+        with self._errors_with_file():
             self._file.flush()
             idx.unlink(missing_ok=True)  # an old one would be that of another file
             whole_file.put(self._part, self._file.fileno(), self._path)

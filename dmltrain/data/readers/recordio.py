@@ -126,5 +126,5 @@ def identity(file: DataFile, part: tuple[int, int]) -> int:
     offset, length = part
     if length < LABEL.size:
         return 0
-    found: int = LABEL.unpack(file.read(offset, LABEL.size))[2]
-    return found
+    number: int = LABEL.unpack(file.read(offset, LABEL.size))[2]
+    return number

@@ -19,7 +19,7 @@ REGULAR, LONG, ABOUT_NEXT = b"0\0007", b"xL", b"xLgK"  # types of headers
 AGAIN = "copy or download it again"
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file in an archive."""
 
     name: bytes
@@ -35,7 +35,7 @@ class Bytes(Protocol):
     def read(self, offset: int, count: int) -> bytes: ...
 
 
-def members(file: Bytes, start: int = 0, end: int | None = None) -> Iterator[Member]:
+def members(file: Bytes, start: int = 0, end: int | None = None) -> Iterator[TarMember]:
     """The regular files of the archive that lies from `start` to `end` in `file`. Raises Damaged at the first header
     that is not as it should be, and if the archive has no end mark."""
     end = file.size if end is None else end
@@ -53,7 +53,7 @@ def members(file: Bytes, start: int = 0, end: int | None = None) -> Iterator[Mem
             extended |= _extension(file, content, size, end, kind)
         elif kind in REGULAR:
             size = extended.get("size", size)
-            yield _within(Member(extended.get("path", name), content, size), end)
+            yield _within(TarMember(extended.get("path", name), content, size), end)
         if kind not in ABOUT_NEXT:
             extended = {}
         place = content + -(-size // BLOCK) * BLOCK
@@ -74,7 +74,7 @@ def header(block: bytes, place: int) -> tuple[bytes, int, bytes]:
     return prefix + b"/" + name if magic == b"ustar\0" and prefix else name, length, kind
 
 
-def _within(member: Member, end: int) -> Member:
+def _within(member: TarMember, end: int) -> TarMember:
     if member.offset + member.size > end:
         raise Damaged(
             f"{member.name[:80]!r} at offset {member.offset} has {member.size} bytes, and the archive ends at {end}: "
@@ -90,16 +90,16 @@ def _extension(file: Bytes, place: int, size: int, end: int, kind: bytes) -> dic
     content = file.read(place, size)
     if kind == b"L":
         return {"path": content.partition(b"\0")[0]}
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     while content:
         length, _, _ = content.partition(b" ")
         record = content[: int(length)] if _number(length) and int(length) <= len(content) else b""
         key, equals, value = record[len(length) + 1 : -1].partition(b"=")
         if not equals or (key == b"size" and not _number(value)):
             raise Damaged(f"damaged pax records at offset {place}; {AGAIN}")
-        found |= {"path": value} if key == b"path" else {"size": int(value)} if key == b"size" else {}
+        fields |= {"path": value} if key == b"path" else {"size": int(value)} if key == b"size" else {}
         content = content[len(record) :]
-    return found
+    return fields
 
 
 def _number(text: bytes) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import devkit, kept, tar, tar_index
+from dmltrain.data.readers import devkit, stored_index, tar, tar_index
 from dmltrain.data.readers.data_file import Damaged, DataFile
-from dmltrain.data.readers.reader import Format, Record, Source
+from dmltrain.data.readers.reader import Format, Record, SampleSource
 from dmltrain.data.readers.tar_index import TarIndex
 
 
@@ -60,10 +60,10 @@ class TarReader:
         return int(np.searchsorted(self._index.ends, index, "right"))
 
 
-def open_tar(source: Source) -> TarReader:
+def open_tar(source: SampleSource) -> TarReader:
     try:
         file = DataFile(source.path)
-        index = tar_index.open_index(file, source.index or kept.path(source.path), source.warn)
+        index = tar_index.open_index(file, source.index or stored_index.path(source.path), source.warn)
     except Damaged as error:
         raise UserError(f"{source.path}: {error}") from None
     if index.classes != ("",):
@@ -71,7 +71,7 @@ def open_tar(source: Source) -> TarReader:
     return _validation(source, file, index)
 
 
-def _validation(source: Source, file: DataFile, index: TarIndex) -> TarReader:
+def _validation(source: SampleSource, file: DataFile, index: TarIndex) -> TarReader:
     known = devkit.read(devkit.find(source.devkit, source.path))
     lowest, highest, last = int(index.numbers.min()), int(index.numbers.max()), len(known.labels)
     if lowest < 1 or highest > last:

@@ -49,7 +49,8 @@ def _words(name: str, value: Value) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cells:
-    """All cells of an experiment, in the order in which they run. `merged`: combinations that were the same as one."""
+    """All cells of an experiment, in the order in which they run. `merged`: how many combinations were left out because
+    a cell has the same values."""
 
     all: tuple[Cell, ...]
     merged: int = 0
@@ -62,13 +63,13 @@ def cells(experiment: Experiment, flags: Collection[str] | None) -> Cells:
     expression without a value.
     """
     known = None if flags is None else {dashed(flag) for flag in flags}
-    found, merged = grid.settings(experiment)
+    settings, merged = grid.settings(experiment)
     _check_names(experiment, known)
-    return Cells(tuple(_cell(experiment, each, known) for each in found), merged)
+    return Cells(tuple(_cell(experiment, setting, known) for setting in settings), merged)
 
 
 def cell_id(settings: Settings) -> str:
-    """A name for a folder: num-layers=50,devices=2,seed=0. It depends on the settings only, and differs for others."""
+    """A name for a folder: num-layers=50,devices=2,seed=0. Each combination of settings has another one."""
     parts = [(dashed(name), as_text(value)) for name, value in settings.items()]
     text = ",".join(f"{name}={value}" for name, value in parts)
     safe = re.sub(r"[^A-Za-z0-9=,._+-]", "-", text)[:LONGEST_ID]
@@ -101,7 +102,7 @@ def _cell(experiment: Experiment, settings: Settings, known: Collection[str] | N
 
 
 def _set(values: dict[str, Value], name: str, value: Value, fixed: bool) -> None:
-    """Give a variable's value to the option of its name, unless the file computes it or leaves it out."""
+    """Set the option of the variable's name to its value, unless the file computes that option or leaves it out."""
     if fixed or name not in values:
         values[name] = value
 
@@ -169,10 +170,10 @@ def _used(experiment: Experiment) -> set[str]:
     names = frozenset([*experiment.variables, ONLY])
     values: list[Any] = [*experiment.options.values(), *experiment.launch.values()]
     values += [value for grid in experiment.grids for axis in grid for row in axis.rows for value in row]
-    found: set[str] = set()
+    used: set[str] = set()
     for value in values:
         try:
-            found |= grid.needs(value, names)
+            used |= grid.needs(value, names)
         except UserError:
             continue  # reported with its place when the cells are made
-    return found
+    return used

@@ -72,7 +72,7 @@ class Experiment:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """What decides the cells and their commands, as plain values for experiment.json; a time limit does not."""
+        """All that decides the cells and their commands, as plain values for experiment.json; not the time limit."""
         return {
             "program": self.program,
             "launch": dict(self.launch),

@@ -66,14 +66,14 @@ class Expression:
     def value(self, variables: Mapping[str, Value]) -> Value:
         """Its value. UserError where it has none, such as 1 / 0."""
         try:
-            found = _evaluate(self.tree, variables)
+            result = _evaluate(self.tree, variables)
         except OverflowError:
             raise UserError(f"{self.text}: the value is no number below 1e300") from None
         except (ArithmeticError, TypeError, ValueError) as error:
             raise UserError(f"{self.text}: {error}") from None
-        if isinstance(found, tuple):
+        if isinstance(result, tuple):
             raise UserError(f"{self.text}: its value is a list: expected one value")
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
 
 def parse(text: str) -> Expression:
@@ -94,41 +94,41 @@ def parse(text: str) -> Expression:
 
 
 def found_in(value: object, variables: frozenset[str]) -> Expression | None:
-    """The expression that a value of the file is: a text that parses as one with at least one name, all of them names
-    of variables. None for all other values."""
+    """The expression in a value of the file: a text that can be parsed and has names, all of them those of variables.
+    None for all other values."""
     if not isinstance(value, str):
         return None
     try:
-        made = parse(value)
+        expression = parse(value)
     except UserError:
         return None
-    return made if made.names and made.names <= variables else None
+    return expression if expression.names and expression.names <= variables else None
 
 
 BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
 def names_in(text: str, variables: frozenset[str]) -> frozenset[str]:
-    """The variables in the braces of a text, `cpu:{devices}`. UserError for a name that is none."""
-    found: frozenset[str] = frozenset()
+    """The variables in the braces of a text, such as `cpu:{devices}`. UserError for a name that is no variable."""
+    names: frozenset[str] = frozenset()
     for match in BRACES.finditer(text):
-        made = _in_braces(match)
-        if made and made.names - variables:
-            unknown, listed = sorted(made.names - variables)[0], ", ".join(sorted(variables))
+        expression = _in_braces(match)
+        if expression and expression.names - variables:
+            unknown, listed = sorted(expression.names - variables)[0], ", ".join(sorted(variables))
             raise UserError(
                 f"{match[0]}: no variable {unknown}; the variables are {listed or 'none'}; "
                 f"to write braces as they are, double them: {{{match[0]}}}"
             )
-        found |= made.names if made else frozenset()
-    return found
+        names |= expression.names if expression else frozenset()
+    return names
 
 
 def filled(text: str, variables: Mapping[str, Value]) -> str:
     """The text with each {expression} replaced by its value, {{ by { and }} by }."""
 
     def replace(match: re.Match[str]) -> str:
-        made = _in_braces(match)
-        return as_text(made.value(variables)) if made else match[0][:1] if match[1] is None else match[0]
+        expression = _in_braces(match)
+        return as_text(expression.value(variables)) if expression else match[0][:1] if match[1] is None else match[0]
 
     return BRACES.sub(replace, text)
 
@@ -140,10 +140,10 @@ def _in_braces(match: re.Match[str]) -> Expression | None:
     if not match[1]:
         return None
     try:
-        made = parse(match[1])
+        expression = parse(match[1])
     except UserError:
         return None
-    return None if made.names <= FOR_PROGRAMS else made
+    return None if expression.names <= FOR_PROGRAMS else expression
 
 
 def as_text(value: Value) -> str:
@@ -225,8 +225,8 @@ def _evaluate(node: ast.expr, variables: Mapping[str, Value]) -> Any:
 
 def _either(values: list[ast.expr], variables: Mapping[str, Value], stop: bool) -> Any:
     value: Any = None
-    for each in values:
-        value = _evaluate(each, variables)
+    for operand in values:
+        value = _evaluate(operand, variables)
         if bool(value) == stop:
             break
     return value

@@ -1,7 +1,7 @@
-"""A file that extends another one has all that it does not say itself from there. Pure.
+"""A file may extend another one: it gets from there all that it does not say itself. Pure.
 
-Sections replace those of the other file; entries of `options` and `launch` replace single entries. `small` is not
-taken over: what it makes smaller is the other file's.
+A section replaces that of the other file. But of `options` and `launch` each entry replaces one entry. The section
+`small` is not inherited, because it makes the other file's experiment smaller.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MERGED = ("options", "launch")  # by entry
 
 
 def extended(own: Content, base: Content, folder: str) -> Content:
-    """`own` with what only `base` says. `folder`: that of `base`, relative to that of `own`."""
-    said, marks = {dashed(name): name for name in own.value}, dict(own.marks)
+    """`own`, with what only `base` says added. `folder`: the folder of `base`, relative to that of `own`."""
+    written_as, marks = {dashed(name): name for name in own.value}, dict(own.marks)
     value = dict(own.value)
     for name, section in _seen_from(folder, base.value).items():
         if dashed(name) in (SECTION, "small"):
             continue
-        written = said.get(dashed(name))
+        written = written_as.get(dashed(name))
         if written is None:
             value[name] = section
             marks.update(_below(base, (name,), (name,)))
@@ -37,17 +37,17 @@ def extended(own: Content, base: Content, folder: str) -> Content:
 
 
 def _missing(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    said = {dashed(name) for name in own}
-    return {name: value for name, value in base.items() if dashed(name) not in said}
+    own_names = {dashed(name) for name in own}
+    return {name: value for name, value in base.items() if dashed(name) not in own_names}
 
 
 def _below(base: Content, place: Place, new: Place) -> dict[Place, str]:
-    """The marks of all values at `place` and in it, for the place `new`."""
+    """The marks of the value at `place` and of all values in it, moved to the place `new`."""
     return {(*new, *at[len(place) :]): mark for at, mark in base.marks.items() if at[: len(place)] == place}
 
 
 def _seen_from(folder: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections with their paths relative to another file, from which `folder` leads to their own."""
+    """The sections `value` of a file in `folder`, with `folder` before their relative paths."""
     moved = dict(value)
     if isinstance(moved.get("program"), str):
         moved["program"] = _join(folder, moved["program"])

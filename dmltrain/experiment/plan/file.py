@@ -1,24 +1,26 @@
-"""An experiment file -> its value, as its section `small` and the command line change it. The format:
+"""Reads an experiment file to a value, with the changes by its section `small` and by the command line. The format:
 docs/experiments.md."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.plan import change
+from dmltrain.experiment.plan import difference
+from dmltrain.experiment.plan.cell import OF_LAUNCHER
 from dmltrain.experiment.plan.definition import Experiment
+from dmltrain.experiment.plan.expression import Value
 from dmltrain.experiment.plan.extends import SECTION as EXTENDS
 from dmltrain.experiment.plan.extends import extended
-from dmltrain.experiment.plan.override import overridden
+from dmltrain.experiment.plan.grid import needs
 from dmltrain.experiment.plan.read_yaml import MOST_BYTES, Content, read
-from dmltrain.experiment.plan.sections import SECTIONS, SMALL, Sections, check_names
+from dmltrain.experiment.plan.sections import NAME, SECTIONS, SMALL, Sections, check_names, dashed
 
-MOST_FILES = 4  # of which each extends the next
+MOST_FILES = 4  # in a chain in which each file extends the next one
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 
 
@@ -51,19 +53,19 @@ def parse(data: bytes, path: Path, make_small: bool = False, words: Sequence[str
         return _overridden(whole, words)
     if made_small is None:
         raise content.error((), "--small needs a section `small` in the file, with what is smaller in it")
-    smaller = change.text(whole, made_small, "whole") or "nothing"
+    smaller = difference.of_cells(whole, made_small, "whole") or "nothing"
     return _overridden(replace(made_small, name=f"{stem}-small", small=smaller), words)
 
 
 def _overridden(experiment: Experiment, words: Sequence[str]) -> Experiment:
     if not words:
         return experiment
-    made = overridden(experiment, words)
-    return replace(made, changed=change.text(experiment, made, "in the file"))
+    changed = overridden(experiment, words)
+    return replace(changed, changed=difference.of_cells(experiment, changed, "in the file"))
 
 
 def _content(data: bytes, path: Path, depth: int = 1) -> Content:
-    """What the file says, with what it has from a file that it extends."""
+    """The content of the file, with what it inherits from a file that it extends."""
     content = read(data, str(path))
     if not isinstance(content.value, dict):
         raise content.error((), f"expected sections such as `program: train.py`: {', '.join(SECTIONS)}")
@@ -103,3 +105,46 @@ def _small(content: Content, whole: Experiment) -> Experiment | None:
         seeds=reader.seeds() if "seeds" in section else whole.seeds,
         time_limit=reader.time_limit() if "time-limit" in section else whole.time_limit,
     )
+
+
+# ---- --set NAME=VALUE: an option of all cells, instead of what the file says ----------------------------------------
+
+
+def overridden(experiment: Experiment, words: Iterable[str]) -> Experiment:
+    """The experiment with the entries of `options` and `launch` that the words give. UserError for one that cannot be.
+
+    Values are written and computed as in the file. Options that the program does not have are reported later, together
+    with those of the file.
+    """
+    for word in words:
+        name, value = _entry(word)
+        if name.replace("-", "_") in experiment.variables and not _decides(experiment, value, word):
+            raise UserError(
+                f"--set {word}: {name} varies in the file's grid or seeds: expected an option that all cells share, or "
+                f"an expression such as '{name}=cpu:{{{name}}}'; --only {word} chooses cells"
+            )
+        experiment = replace(experiment, overridden=(*experiment.overridden, name))
+        if name in OF_LAUNCHER:
+            experiment = replace(experiment, launch={**experiment.launch, name: value})
+        else:
+            experiment = replace(experiment, options={**experiment.options, name: value})
+    return experiment
+
+
+def _decides(experiment: Experiment, value: Value, word: str) -> bool:
+    """Whether an entry decides the option although a variable has its name: it computes the option or leaves it out."""
+    try:
+        return value is None or bool(needs(value, frozenset(experiment.variables)))
+    except UserError as error:
+        raise UserError(f"--set {word}: {error}") from None
+
+
+def _entry(word: str) -> tuple[str, Value]:
+    """The name with dashes, and the value."""
+    name, equals, text = word.partition("=")
+    if not equals or not NAME.fullmatch(name.removeprefix("--")):
+        raise UserError(f"--set {word}: expected NAME=VALUE, such as --set num-epochs=3")
+    value = read(text.encode("utf-8", "replace"), f"--set {word}").value
+    if isinstance(value, (list, dict)) or (isinstance(value, str) and ("\0" in value or "\n" in value)):
+        raise UserError(f"--set {word}: expected one value: a number, true, null or text; quotes make all others text")
+    return dashed(name), value

@@ -1,6 +1,7 @@
 """The grid of an experiment: the values of all variables, for each cell. Pure.
 
-A value of a variable may be an expression of others, so each combination is evaluated in the order of their needs.
+The value of a variable may be an expression of other variables. So each combination evaluates a variable after those
+that it needs.
 """
 
 from __future__ import annotations
@@ -23,27 +24,30 @@ Settings = Mapping[str, Value]  # by name with underscores, in the order of the 
 
 
 def combinations(experiment: Experiment) -> int:
-    """How many there are before `where`; nothing is made."""
+    """The number of combinations before `where`, computed without them."""
     grids = (math.prod(len(axis.rows) for axis in grid) for grid in experiment.grids)
     return sum(grids) * max(1, len(experiment.seeds))
 
 
 def settings(experiment: Experiment) -> tuple[list[Settings], int]:
-    """Of each cell, and how many were left out because another has the same. All cells of the first seed come first,
-    so that the whole table is there before it is repeated. UserError for a grid without cells, or with too many."""
+    """The settings of each cell, and how many were left out because another cell has the same.
+
+    All cells of the first seed come first, so that the whole table is there before it is repeated. UserError for a grid
+    without cells, or with too many.
+    """
     total = combinations(experiment)
     if total > MOST_COMBINATIONS:
         raise experiment.error(("grid",), f"it has {total} combinations: expected at most {MOST_COMBINATIONS}")
     if experiment.seeds and any(SEED in axis.names for grid in experiment.grids for axis in grid):
         raise experiment.error(("seeds",), "the grid has a variable seed: use one of them")
-    found: dict[tuple[tuple[str, str], ...], Settings] = {}
-    made = 0
-    for each in _all(experiment):
-        made += 1
-        found.setdefault(tuple((name, as_text(value)) for name, value in each.items()), each)
-    if not found:
+    distinct: dict[tuple[tuple[str, str], ...], Settings] = {}
+    count = 0
+    for setting in _all(experiment):
+        count += 1
+        distinct.setdefault(tuple((name, as_text(value)) for name, value in setting.items()), setting)
+    if not distinct:
         raise experiment.error(("where",), f"none of {total} combinations has {experiment.where}: the grid has no cell")
-    return list(found.values()), made - len(found)
+    return list(distinct.values()), count - len(distinct)
 
 
 def _all(experiment: Experiment) -> Iterator[Settings]:
@@ -72,13 +76,13 @@ def _where(experiment: Experiment, names: frozenset[str]) -> Expression | None:
     if not experiment.where:
         return None
     try:
-        made = expression.parse(experiment.where)
+        condition = expression.parse(experiment.where)
     except UserError as error:
         raise experiment.error(("where",), str(error)) from None
-    for name in sorted(made.names - names):
+    for name in sorted(condition.names - names):
         listed = ", ".join(experiment.variables) or "none"
         raise experiment.error(("where",), f"{name} is no variable: the variables are {listed}")
-    return made
+    return condition
 
 
 def _true(experiment: Experiment, where: Expression, values: Settings) -> bool:
@@ -134,9 +138,9 @@ class _Values:
 @lru_cache(maxsize=4096)
 def needs(value: Value, names: frozenset[str]) -> frozenset[str]:
     """The variables that a value of the file needs: those of its expression, or in braces."""
-    found = expression.found_in(value, names)
-    if found:
-        return found.names
+    parsed = expression.found_in(value, names)
+    if parsed:
+        return parsed.names
     return expression.names_in(value, names) if isinstance(value, str) else frozenset()
 
 
@@ -147,7 +151,7 @@ def _expression(value: Value, names: frozenset[str]) -> Expression | None:
 
 def evaluated(value: Value, variables: Mapping[str, Value], names: frozenset[str]) -> Value:
     """The value itself, that of its expression, or the text with its braces filled."""
-    found = _expression(value, names)
-    if found:
-        return found.value(variables)
+    parsed = _expression(value, names)
+    if parsed:
+        return parsed.value(variables)
     return expression.filled(value, variables) if isinstance(value, str) else value

@@ -38,12 +38,12 @@ class Content:
     def error(self, place: Place, text: str) -> UserError:
         """The error with file, line and place: `x.yaml:7: grid.devices: ...`."""
         known = (self.marks[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.marks)
-        return UserError(f"{next(known, f'{self.name}:1')}: {shown(place)}{text}")
+        return UserError(f"{next(known, f'{self.name}:1')}: {place_text(place)}{text}")
 
 
-def shown(place: Place) -> str:
+def place_text(place: Place) -> str:
     """('grid', 'devices', 0) -> 'grid.devices[0]: '."""
-    words = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place).removeprefix(".")
+    words = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).removeprefix(".")
     return f"{words}: " if words else ""
 
 
@@ -115,7 +115,7 @@ class _Plain:
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, place))
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(each, (*place, index)) for index, each in enumerate(node.value)]
+            return [self.value(element, (*place, index)) for index, element in enumerate(node.value)]
         return self._scalar(node, place)
 
     def _items(self, node: Any, place: Place) -> Iterator[tuple[str, Any]]:
@@ -123,11 +123,11 @@ class _Plain:
         for key, value in node.value:
             mark = f"{self.name}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
-                raise UserError(f"{mark}: {shown(place)}a key is a list or a mapping: expected a name")
+                raise UserError(f"{mark}: {place_text(place)}a key is a list or a mapping: expected a name")
             if key.value in seen:
-                raise UserError(f"{mark}: {shown((*place, key.value))}given twice: remove one")
+                raise UserError(f"{mark}: {place_text((*place, key.value))}given twice: remove one")
             if key.value == "<<":
-                raise UserError(f"{mark}: {shown(place)}merge keys (<<) are not supported: write it out")
+                raise UserError(f"{mark}: {place_text(place)}merge keys (<<) are not supported: write it out")
             seen.add(key.value)
             at = (*place, key.value)
             yield key.value, self.value(value, at)

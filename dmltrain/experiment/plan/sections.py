@@ -147,15 +147,15 @@ class Sections:
         return self._options("launch", section), tuple(str(word) for word in words)
 
     def _options(self, section: str, values: Mapping[str, Any]) -> dict[str, Value]:
-        found: dict[str, Value] = {}
+        options: dict[str, Value] = {}
         seen: dict[str, str] = {}
         for name, value in values.items():
             place = (section, name)
             if not NAME.fullmatch(name.removeprefix("--")):
                 raise self.error(place, "expected the name of an option, such as num-epochs")
             self._once(seen, dashed(name), name, (*self.place, section))
-            found[dashed(name)] = self._scalar(value, place)
-        return found
+            options[dashed(name)] = self._scalar(value, place)
+        return options
 
     def _mapping(self, value: Any, place: Place) -> Mapping[str, Any]:
         if value is not None and not isinstance(value, dict):
@@ -176,7 +176,7 @@ class Sections:
         if isinstance(value, list):
             if not value:
                 raise self.error(("grid",), "the list is empty: expected a mapping for each grid")
-            return tuple(self._grid(each, ("grid", index)) for index, each in enumerate(value))
+            return tuple(self._grid(grid, ("grid", index)) for index, grid in enumerate(value))
         return (self._grid(value, ("grid",)),)
 
     def _grid(self, value: Any, place: Place) -> Grid:
@@ -212,9 +212,9 @@ class Sections:
                     at, f"expected the name of a variable: letters, digits and -, not {', '.join(RESERVED)}"
                 )
             lists[name.replace("-", "_")] = self._choices(choices, at)
-        lengths = {len(each) for each in lists.values()}
+        lengths = {len(values) for values in lists.values()}
         if len(lengths) > 1:
-            sizes = ", ".join(f"{name} has {len(each)}" for name, each in lists.items())
+            sizes = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
             raise self.error(place, f"zipped lists need the same length: {sizes}")
         rows = tuple(zip(*lists.values(), strict=True))
         seen: set[str] = set()

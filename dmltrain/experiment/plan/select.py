@@ -1,4 +1,4 @@
-"""--only: which cells are meant. Pure."""
+"""--only: the cells that the user chooses. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _has(cell: Cell, wanted: dict[str, str]) -> bool:
 
 
 def _same(own: str, value: str) -> bool:
-    """0.10 is 0.1."""
+    """Whether a text means this value: 0.10 is the same as 0.1."""
     try:
         return own == value or float(own) == float(value)
     except ValueError:
@@ -51,11 +51,11 @@ def _same(own: str, value: str) -> bool:
 
 def _by_expression(cells: Sequence[Cell], text: str, names: set[str]) -> list[Cell]:
     try:
-        made = expression.parse(text)
+        condition = expression.parse(text)
     except UserError as error:
         raise UserError(f"--only: {error}; expected name=value, a cell's ID, or an expression: devices > 1") from None
     known = {name.replace("-", "_") for name in names}
-    for name in sorted(made.names - known):
+    for name in sorted(condition.names - known):
         listed = ", ".join(sorted(names)) or "none"
         raise UserError(f"--only {text}: no variable {name}{nearest(name, names)}; the variables are {listed}")
-    return [cell for cell in cells if made.names <= set(cell.settings) and made.value(cell.settings)]
+    return [cell for cell in cells if condition.names <= set(cell.settings) and condition.value(cell.settings)]

@@ -1,6 +1,6 @@
 """The results of an experiment: its table in every format, its plots, and published results beside them.
 
-    reading        the log folder of each cell -> Cell
+    reading        the log folder of each cell -> MeasuredCell
     cell, measured cells that differ in their seed -> one Row; mean and spread of its values
     column         what a column shows; derived: speed-up, efficiency, error rate
     published      results of others, with their errors marked
@@ -25,13 +25,13 @@ from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import Result
 from dmltrain.experiment.results import derived, reading
 from dmltrain.experiment.results.caption import caption, machines
-from dmltrain.experiment.results.cell import Cell, rows
-from dmltrain.experiment.results.column import Column, columns
+from dmltrain.experiment.results.cell import MeasuredCell, rows
+from dmltrain.experiment.results.column import ResultColumn, columns
 from dmltrain.experiment.results.formats import FORMATS
-from dmltrain.experiment.results.outcome import Line, Outcome, Picture
+from dmltrain.experiment.results.outcome import Outcome, Picture, TableLine
 from dmltrain.experiment.results.plots import Plot
 from dmltrain.experiment.results.presentation import Presentation, names_of, presentation
-from dmltrain.experiment.results.sentence import said
+from dmltrain.experiment.results.sentence import as_text
 
 __all__ = ["check", "outcome", "write"]
 
@@ -50,47 +50,50 @@ def write(folder: Path, experiment: Experiment, results: Sequence[Result]) -> li
     Returns notes for the user, such as a plot that has nothing to draw. Passes on OSError; UserError as `check`.
     """
     shown = presentation(experiment)
-    found = outcome(experiment, shown, reading.cells(folder, results))
-    drawn, notes = _draw(shown.plots, found)
-    found = replace(found, pictures=tuple(Picture(f"{PLOTS}/{name}", title) for name, (title, _) in drawn.items()))
-    _write_plots(folder / PLOTS, {name: content for name, (_, content) in drawn.items()})
+    content = outcome(experiment, shown, reading.cells(folder, results))
+    drawn, notes = _draw(shown.plots, content)
+    pictures = tuple(Picture(f"{PLOTS}/{name}", title) for name, (title, _) in drawn.items())
+    content = replace(content, pictures=pictures)
+    _write_plots(folder / PLOTS, {name: svg for name, (_, svg) in drawn.items()})
     for name, text in FORMATS.items():
-        whole_file.write(folder / name, text(found).encode("utf-8", "backslashreplace"))
+        whole_file.write(folder / name, text(content).encode("utf-8", "backslashreplace"))
     return notes
 
 
-def outcome(experiment: Experiment, shown: Presentation, cells: Sequence[Cell]) -> Outcome:
+def outcome(experiment: Experiment, shown: Presentation, cells: Sequence[MeasuredCell]) -> Outcome:
     """The cells as everything that is shown of them."""
-    found = rows(cells)
-    values = derived.derived(found, shown.speed_up)
-    with_machine = _with_machine(shown.columns, experiment, cells)
+    all_rows = rows(cells)
+    values = derived.derived(all_rows, shown.speed_up)
+    columns = _with_machine(shown.columns, experiment, cells)
     return Outcome(
         title=experiment.title or experiment.name,
-        columns=with_machine,
-        lines=tuple(Line(row, {column.key: column.of(row, values) for column in with_machine}) for row in found),
+        columns=columns,
+        lines=tuple(TableLine(row, {column.key: column.of(row, values) for column in columns}) for row in all_rows),
         derived=values,
         published=shown.published,
-        caption=caption(found, with_machine, shown.speed_up, shown.published, experiment.small, experiment.changed),
-        sentences=tuple(filter(None, (said(sentence, found, values) for sentence in shown.sentences))),
+        caption=caption(all_rows, columns, shown.speed_up, shown.published, experiment.small, experiment.changed),
+        sentences=tuple(filter(None, (as_text(sentence, all_rows, values) for sentence in shown.sentences))),
         small=experiment.small,
         transpose=shown.transpose,
     )
 
 
-def _with_machine(shown: tuple[Column, ...], experiment: Experiment, cells: Sequence[Cell]) -> tuple[Column, ...]:
+def _with_machine(
+    shown: tuple[ResultColumn, ...], experiment: Experiment, cells: Sequence[MeasuredCell]
+) -> tuple[ResultColumn, ...]:
     """A column for the machine where the cells ran on several; else the caption names it."""
     if len(machines(cells)) < 2 or any(column.name == "machine" for column in shown):
         return shown
     return (*shown, *columns(["machine"], names_of(experiment)))
 
 
-def _draw(plots: Sequence[Plot], found: Outcome) -> tuple[dict[str, tuple[str, bytes]], list[str]]:
+def _draw(plots: Sequence[Plot], outcome: Outcome) -> tuple[dict[str, tuple[str, bytes]], list[str]]:
     """The plots that have something to draw: file -> title and SVG; and notes on the others."""
     drawn: dict[str, tuple[str, bytes]] = {}
     notes = []
     for plot in plots:
         try:
-            content = plot.svg(found)
+            content = plot.svg(outcome)
         except UserError as error:
             notes.append(f"{PLOTS}/{plot.file}: {error}")
             continue

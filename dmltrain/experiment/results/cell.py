@@ -13,7 +13,7 @@ SEED = "seed"
 
 
 @dataclass(frozen=True)
-class Record:
+class CellRecord:
     """Where and with what a cell ran, for the caption; empty where its logs do not say."""
 
     machine: str = ""
@@ -22,7 +22,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredCell:
     """One run of a setting.
 
     settings: the variables of the grid and the seed. options: those of the program. summary: the columns of
@@ -35,7 +35,7 @@ class Cell:
     status: str
     options: Mapping[str, Value] = field(default_factory=dict)
     summary: Mapping[str, Value] = field(default_factory=dict)
-    record: Record = Record()
+    record: CellRecord = CellRecord()
     log: str = ""
     error: str = ""
     run: Run | None = field(default=None, repr=False, compare=False)
@@ -47,26 +47,26 @@ class Cell:
     def names(self) -> dict[str, Value]:
         """What a column can name, by plain name: a variable comes before what the log says, and that before an option.
         `error`, `exit_code` and everything measured is there for a cell that is done only."""
-        found = {plain(name): value for name, value in self.options.items()}
-        found |= {plain(name): value for name, value in self.summary.items() if value is not None}
-        return found | {plain(name): value for name, value in self.settings.items()}
+        values = {plain(name): value for name, value in self.options.items()}
+        values |= {plain(name): value for name, value in self.summary.items() if value is not None}
+        return values | {plain(name): value for name, value in self.settings.items()}
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """The cells that differ only in their seed."""
 
     settings: Mapping[str, Value]
-    cells: tuple[Cell, ...]
+    cells: tuple[MeasuredCell, ...]
 
-    def done(self) -> tuple[Cell, ...]:
+    def done(self) -> tuple[MeasuredCell, ...]:
         return tuple(cell for cell in self.cells if cell.status == DONE)
 
     @property
     def status(self) -> str:
         """done if any cell is, and else the first of error, running, pending that a cell is."""
-        found = {cell.status for cell in self.cells}
-        return next(status for status in STATUSES if status in found)
+        statuses = {cell.status for cell in self.cells}
+        return next(status for status in STATUSES if status in statuses)
 
 
 def plain(name: str) -> str:
@@ -74,9 +74,9 @@ def plain(name: str) -> str:
     return name.replace("-", "_")
 
 
-def rows(cells: Sequence[Cell]) -> tuple[Row, ...]:
+def rows(cells: Sequence[MeasuredCell]) -> tuple[ResultRow, ...]:
     """In the order of the first cell of each."""
-    found: dict[str, list[Cell]] = {}
+    groups: dict[str, list[MeasuredCell]] = {}
     for cell in cells:
-        found.setdefault(repr(sorted(cell.setting().items())), []).append(cell)
-    return tuple(Row(group[0].setting(), tuple(group)) for group in found.values())
+        groups.setdefault(repr(sorted(cell.setting().items())), []).append(cell)
+    return tuple(ResultRow(group[0].setting(), tuple(group)) for group in groups.values())

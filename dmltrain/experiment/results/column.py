@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dmltrain.base.errors import UserError
 from dmltrain.experiment.plan import expression
 from dmltrain.experiment.plan.read_yaml import Place
-from dmltrain.experiment.results.cell import Cell, Row, plain
+from dmltrain.experiment.results.cell import MeasuredCell, ResultRow, plain
 from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import NOTHING, Measured, Value, is_number, measured
@@ -33,7 +33,7 @@ OPTIONS = ("value", "percent", "digits")  # of a column
 
 
 @dataclass(frozen=True)
-class Names:
+class ColumnNames:
     """What a file can name: its variables and the options of its program, besides the summary's columns."""
 
     variables: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     """key: its name in results.json. name: what it shows if that is one name and no expression, else "". value: of the
     names of a cell. digits: decimals, None: as many as needed."""
 
@@ -67,7 +67,7 @@ class Column:
     percent: bool = False
     digits: int | None = None
 
-    def of(self, row: Row, derived: Mapping[str, Mapping[str, Value]]) -> Measured:
+    def of(self, row: ResultRow, derived: Mapping[str, Mapping[str, Value]]) -> Measured:
         """The value of a row: of its cells that are done. Settings are also known of others."""
         cells = row.done() or (() if self.measured else row.cells)
         if not cells:
@@ -75,31 +75,31 @@ class Column:
         values = [self._of_cell(cell, derived.get(cell.id, {})) for cell in cells]
         return measured(values, setting=not self.measured)
 
-    def _of_cell(self, cell: Cell, derived: Mapping[str, Value]) -> Value:
+    def _of_cell(self, cell: MeasuredCell, derived: Mapping[str, Value]) -> Value:
         value = self.value({**derived, **cell.names()})
         return value * 100 if self.percent and is_number(value) else value  # type: ignore[operator]
 
 
-def columns(given: object, names: Names) -> tuple[Column, ...]:
+def columns(given: object, names: ColumnNames) -> tuple[ResultColumn, ...]:
     """The columns of a file's `columns:`. Fault says what is wrong and what was expected."""
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise Fault(("columns",), "expected a list of names and of `heading: expression`")
-    found = [_column(one, names, ("columns", place)) for place, one in enumerate(given)]
-    for place, column in enumerate(found):
-        if column.key in [other.key for other in found[:place]]:
+    parsed = [_column(entry, names, ("columns", place)) for place, entry in enumerate(given)]
+    for place, column in enumerate(parsed):
+        if column.key in [other.key for other in parsed[:place]]:
             raise Fault(("columns", place), f"there are two columns {column.key!r}: give one another heading")
-    return tuple(found)
+    return tuple(parsed)
 
 
-def _column(given: object, names: Names, where: Place) -> Column:
+def _column(given: object, names: ColumnNames, where: Place) -> ResultColumn:
     if isinstance(given, str):
         name = names.check(given, where)
-        return _made(name, _heading(given, name, names), given, {}, names, where)
+        return _new_column(name, _heading(given, name, names), given, {}, names, where)
     if isinstance(given, Mapping) and len(given) == 1:
         heading, value = next(iter(given.items()))
         options = value if isinstance(value, Mapping) else {"value": value}
         _check_options(options, where)
-        return _made(str(heading), str(heading), options.get("value"), options, names, where)
+        return _new_column(str(heading), str(heading), options.get("value"), options, names, where)
     raise Fault(where, f"expected a name or one `heading: expression`, not {given!r}")
 
 
@@ -114,13 +114,15 @@ def _check_options(options: Mapping[object, object], where: Place) -> None:
         raise Fault(where, f"percent is {options['percent']!r}: expected true or false")
 
 
-def _made(key: str, heading: str, value: object, options: Mapping[str, object], names: Names, where: Place) -> Column:
+def _new_column(
+    key: str, heading: str, value: object, options: Mapping[str, object], names: ColumnNames, where: Place
+) -> ResultColumn:
     if not isinstance(value, str):
         raise Fault(where, f"expected a name or an expression, not {value!r}")
     computed, used = _computed(value, names, where)
     percent = bool(options.get("percent", False))
     digits = options.get("digits")
-    return Column(
+    return ResultColumn(
         key=key,
         heading=f"{heading} (%)" if percent and "%" not in heading else heading,
         name=plain(value) if plain(value) in names.known() else "",
@@ -131,14 +133,16 @@ def _made(key: str, heading: str, value: object, options: Mapping[str, object], 
     )
 
 
-def _heading(given: str, name: str, names: Names) -> str:
+def _heading(given: str, name: str, names: ColumnNames) -> str:
     """A variable is called as in the file, a column of the summary as there."""
     if names.measured(name) and name in COLUMNS:
         return COLUMNS[name].heading
     return DERIVED.get(name, given.replace("_", " "))
 
 
-def _computed(text: str, names: Names, where: Place) -> tuple[Callable[[Mapping[str, Value]], Value], tuple[str, ...]]:
+def _computed(
+    text: str, names: ColumnNames, where: Place
+) -> tuple[Callable[[Mapping[str, Value]], Value], tuple[str, ...]]:
     """The function of an expression or name, and the names in it."""
     if plain(text) in names.known():
         name = plain(text)

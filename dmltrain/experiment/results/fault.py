@@ -6,14 +6,14 @@ import difflib
 from collections.abc import Iterable
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.plan.read_yaml import Place, shown
+from dmltrain.experiment.plan.read_yaml import Place, place_text
 
 
 class Fault(UserError):
     """place: the keys and indexes from the top of the file to the value. text: what is wrong, expected, and the fix."""
 
     def __init__(self, place: Place, text: str):
-        super().__init__(f"{shown(place)}{text}")
+        super().__init__(f"{place_text(place)}{text}")
         self.place, self.text = place, text
 
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dmltrain.experiment.result import ERROR
-from dmltrain.experiment.results.cell import Cell, Row
-from dmltrain.experiment.results.column import Column
+from dmltrain.experiment.results.cell import MeasuredCell, ResultRow
+from dmltrain.experiment.results.column import ResultColumn
 from dmltrain.experiment.results.measured import Measured, Value
 from dmltrain.experiment.results.published import Published
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A row of the table with its values by the keys of the columns."""
 
-    row: Row
+    row: ResultRow
     values: Mapping[str, Measured]
 
 
@@ -33,8 +33,8 @@ class Outcome:
     """The results of an experiment. derived: by a cell's id, the values of `derived.DERIVED`."""
 
     title: str
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    columns: tuple[ResultColumn, ...]
+    lines: tuple[TableLine, ...]
     derived: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
     caption: tuple[str, ...] = ()
@@ -44,13 +44,13 @@ class Outcome:
     transpose: bool = False
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ResultRow, ...]:
         return tuple(line.row for line in self.lines)
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[MeasuredCell, ...]:
         return tuple(cell for row in self.rows for cell in row.cells)
 
     @property
-    def failed(self) -> tuple[Cell, ...]:
+    def failed(self) -> tuple[MeasuredCell, ...]:
         return tuple(cell for cell in self.cells if cell.status == ERROR)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.results.cell import plain
-from dmltrain.experiment.results.column import Column, Names, columns
+from dmltrain.experiment.results.column import ColumnNames, ResultColumn, columns
 from dmltrain.experiment.results.derived import SCALES, SpeedUp
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import Value
@@ -21,7 +21,7 @@ SPEED_UP = ("of", "over", "baseline")
 
 @dataclass(frozen=True)
 class Presentation:
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     plots: tuple[Plot, ...]
     published: tuple[Published, ...]
     sentences: tuple[Sentence, ...]
@@ -52,9 +52,9 @@ def _read(experiment: Experiment) -> Presentation:
     )
 
 
-def names_of(experiment: Experiment) -> Names:
+def names_of(experiment: Experiment) -> ColumnNames:
     variables = frozenset(name for name in experiment.variables if name != "seed")
-    return Names(variables, frozenset([*experiment.options, "workers", "servers"]))
+    return ColumnNames(variables, frozenset([*experiment.options, "workers", "servers"]))
 
 
 def _usual(experiment: Experiment) -> list[str]:
@@ -67,7 +67,7 @@ def _scales(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys([*SCALES, *(name for axis in axes for name in axis)]))
 
 
-def _speed_up(given: object, names: Names, scales: list[str]) -> SpeedUp:
+def _speed_up(given: object, names: ColumnNames, scales: list[str]) -> SpeedUp:
     where = ("speed-up",)
     if not isinstance(given, Mapping):
         raise Fault(where, f"expected {{of: samples_per_second, over: [devices]}}, not {given!r}")

@@ -27,7 +27,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.experiment.plan import expression
 from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results.cell import plain
-from dmltrain.experiment.results.column import Column, Names, evaluated
+from dmltrain.experiment.results.column import ColumnNames, ResultColumn, evaluated
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import Value, is_number
 
@@ -70,31 +70,31 @@ class Published:
     rows: tuple[PublishedRow, ...]
 
 
-def published(given: object, columns: Sequence[Column], names: Names) -> tuple[Published, ...]:
+def published(given: object, columns: Sequence[ResultColumn], names: ColumnNames) -> tuple[Published, ...]:
     """The results of a file's `published:`. Fault says what is wrong and what was expected."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise Fault(("published",), "expected a list of results, each with title, source and rows")
     known = {plain(name): plain(name) for name in names.variables}
     known |= {column.name: column.key for column in columns if column.name}
     known |= {plain(word): column.key for column in columns for word in (column.heading, column.key)}
-    return tuple(_one(one, known, ("published", place)) for place, one in enumerate(given))
+    return tuple(_one(entry, known, ("published", place)) for place, entry in enumerate(given))
 
 
 def _one(given: object, known: Mapping[str, str], where: Place) -> Published:
-    one = _mapping(given, KEYS, where)
+    entry = _mapping(given, KEYS, where)
     for key in ("title", "source"):
-        if not isinstance(one.get(key), str) or not one[key]:
+        if not isinstance(entry.get(key), str) or not entry[key]:
             raise Fault(where, f"{key} is missing: expected a text")
-    place = one.get("place", "rows")
+    place = entry.get("place", "rows")
     if place not in PLACES:
         raise Fault(where, f"place is {place!r}: expected one of {', '.join(PLACES)}")
-    rows = [_row(row, known, (*where, "rows", number)) for number, row in enumerate(_list(one, "rows", where))]
+    rows = [_row(row, known, (*where, "rows", number)) for number, row in enumerate(_list(entry, "rows", where))]
     if not rows:
         raise Fault(where, "rows is missing: expected a list with the published figures")
-    for number, error in enumerate(_list(one, "errors", where)):
+    for number, error in enumerate(_list(entry, "errors", where)):
         rows = _marked(rows, error, known, (*where, "errors", number))
-    rows = _converted(rows, one.get("units", {}), known, (*where, "units"))
-    return Published(str(one["title"]), str(one["source"]), str(one.get("note") or ""), place, tuple(rows))
+    rows = _converted(rows, entry.get("units", {}), known, (*where, "units"))
+    return Published(str(entry["title"]), str(entry["source"]), str(entry.get("note") or ""), place, tuple(rows))
 
 
 def _row(given: object, known: Mapping[str, str], where: Place) -> PublishedRow:

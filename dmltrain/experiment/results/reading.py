@@ -1,4 +1,4 @@
-"""The log folder of each cell -> a Cell. The only module of this room that reads files."""
+"""The log folder of each cell -> a MeasuredCell. The only module of this room that reads files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dmltrain.base.errors import UserError
 from dmltrain.experiment.result import DONE, ERROR, Result
-from dmltrain.experiment.results.cell import Cell, Record
+from dmltrain.experiment.results.cell import CellRecord, MeasuredCell
 from dmltrain.experiment.results.measured import Value
 from dmltrain.report import reading
 from dmltrain.report.runs.facts import Facts, facts
@@ -19,12 +19,12 @@ from dmltrain.report.summaries.summary import summary
 VERSIONS = ("dmltrain", "torch", "mxnet", "python")  # in this order
 
 
-def cells(folder: Path, results: Sequence[Result]) -> list[Cell]:
+def cells(folder: Path, results: Sequence[Result]) -> list[MeasuredCell]:
     """The cells of the results in `folder`. A cell that is done and has no readable log is an error."""
     return [cell(folder, result) for result in results]
 
 
-def cell(folder: Path, result: Result) -> Cell:
+def cell(folder: Path, result: Result) -> MeasuredCell:
     log = _log(folder, result)
     if result.status != DONE:
         return _cell(result, result.status, log, result.error)
@@ -50,9 +50,9 @@ def plain_value(value: object) -> Value:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _cell(result: Result, status: str, log: str, error: str) -> Cell:
+def _cell(result: Result, status: str, log: str, error: str) -> MeasuredCell:
     counts = {"workers": result.workers, "servers": result.servers}
-    return Cell(
+    return MeasuredCell(
         id=result.id,
         settings={name: plain_value(value) for name, value in result.settings.items()},
         status=status,
@@ -62,13 +62,13 @@ def _cell(result: Result, status: str, log: str, error: str) -> Cell:
     )
 
 
-def _record(known: Facts, values: Mapping[str, Value]) -> Record:
+def _record(known: Facts, values: Mapping[str, Value]) -> CellRecord:
     versions = tuple(
         f"{'Python' if name == 'python' else name} {known.versions[name]}"
         for name in VERSIONS
         if known.versions.get(name)
     )
-    return Record(str(values.get("machine") or ""), versions, (known.started or "")[:10])
+    return CellRecord(str(values.get("machine") or ""), versions, (known.started or "")[:10])
 
 
 def _log(folder: Path, result: Result) -> str:

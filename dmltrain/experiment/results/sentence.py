@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmltrain.experiment.plan.read_yaml import Place
-from dmltrain.experiment.results import shown
-from dmltrain.experiment.results.cell import Row
-from dmltrain.experiment.results.column import Names
+from dmltrain.experiment.results import value_text
+from dmltrain.experiment.results.cell import ResultRow
+from dmltrain.experiment.results.column import ColumnNames
 from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import Measured, Value, is_number, measured
@@ -22,7 +22,7 @@ from dmltrain.report.summaries.summary import COLUMNS
 
 
 @dataclass(frozen=True)
-class Kind:
+class SentenceKind:
     """A sentence: the name that it is about by default, and how it calls the best row."""
 
     of: str
@@ -36,20 +36,20 @@ class Sentence:
     of: str
 
 
-def sentences(given: object, names: Names) -> tuple[Sentence, ...]:
+def sentences(given: object, names: ColumnNames) -> tuple[Sentence, ...]:
     """Those of a file's `sentences:`. Fault says what is wrong and what was expected."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise Fault(("sentences",), f"expected a list of {', '.join(KINDS)}")
-    return tuple(_one(one, names, ("sentences", place)) for place, one in enumerate(given))
+    return tuple(_one(entry, names, ("sentences", place)) for place, entry in enumerate(given))
 
 
-def said(sentence: Sentence, rows: Sequence[Row], derived: Mapping[str, Mapping[str, Value]]) -> str:
+def as_text(sentence: Sentence, rows: Sequence[ResultRow], derived: Mapping[str, Mapping[str, Value]]) -> str:
     """The sentence about `rows`; "" if fewer than two rows have the value."""
     values = [(row, value) for row in rows if is_number((value := _value(row, sentence.of, derived)).mean)]
     values = [(row, value) for row, value in values if value.mean == value.mean]  # without nan
     if len(values) < 2:
         return ""
-    ordered = sorted(values, key=lambda found: _size(found[1]), reverse=not less_is_better(sentence.of))
+    ordered = sorted(values, key=lambda pair: _size(pair[1]), reverse=not less_is_better(sentence.of))
     (best, first), (worst, last) = ordered[0], ordered[-1]
     kind = KINDS[sentence.kind]
     end = kind.say(sentence.of, first, last, described(worst, rows))
@@ -60,14 +60,14 @@ def less_is_better(name: str) -> bool:
     return any(word in name for word in ("seconds", "error", "loss", "memory", "straggler", "wire", "server"))
 
 
-def described(row: Row, rows: Sequence[Row]) -> str:
+def described(row: ResultRow, rows: Sequence[ResultRow]) -> str:
     """The settings in which a row differs from others: `devices 2, kv-store dist_sync`."""
     varying = [name for name in row.settings if len({repr(other.settings.get(name)) for other in rows}) > 1]
-    words = [f"{name.replace('_', '-')} {shown.exact(row.settings[name]) or 'none'}" for name in varying]
+    words = [f"{name.replace('_', '-')} {value_text.exact(row.settings[name]) or 'none'}" for name in varying]
     return ", ".join(words) or "the only setting"
 
 
-def _one(given: object, names: Names, where: Place) -> Sentence:
+def _one(given: object, names: ColumnNames, where: Place) -> Sentence:
     if isinstance(given, str):
         kind, of = given, None
     elif isinstance(given, Mapping) and len(given) == 1:
@@ -81,7 +81,7 @@ def _one(given: object, names: Names, where: Place) -> Sentence:
     return Sentence(kind, names.check(of or KINDS[kind].of, where))
 
 
-def _value(row: Row, name: str, derived: Mapping[str, Mapping[str, Value]]) -> Measured:
+def _value(row: ResultRow, name: str, derived: Mapping[str, Mapping[str, Value]]) -> Measured:
     values = [{**derived.get(cell.id, {}), **cell.names()}.get(name) for cell in row.done()]
     return measured(values)
 
@@ -90,7 +90,7 @@ def _size(value: Measured) -> float:
     return float(value.mean or 0)
 
 
-def _close(ordered: Sequence[tuple[Row, Measured]], rows: Sequence[Row]) -> str:
+def _close(ordered: Sequence[tuple[ResultRow, Measured]], rows: Sequence[ResultRow]) -> str:
     """What says that the second row may be as good: the difference is not larger than the sum of their spreads."""
     (best, first), (row, second) = ordered[:2]
     if first.spread is None or second.spread is None:
@@ -112,11 +112,11 @@ def _most_accurate(name: str, best: Measured, worst: Measured, where: str) -> st
 
 def _shown(name: str, value: Measured) -> str:
     heading = COLUMNS[name].heading if name in COLUMNS else DERIVED.get(name, name.replace("_", " "))
-    text = shown.text(value, shown.decimals([value.mean]), value.count)
+    text = value_text.text(value, value_text.decimals([value.mean]), value.count)
     return f"{text} {heading}" if "/" in heading else f"{heading} {text}"
 
 
 KINDS = {
-    "fastest": Kind("samples_per_second", "fastest", _fastest),
-    "most-accurate": Kind("last_accuracy", "most accurate", _most_accurate),
+    "fastest": SentenceKind("samples_per_second", "fastest", _fastest),
+    "most-accurate": SentenceKind("last_accuracy", "most accurate", _most_accurate),
 }

@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dmltrain.experiment.result import DONE, ERROR
-from dmltrain.experiment.results import shown
-from dmltrain.experiment.results.cell import SEED, Cell, plain
-from dmltrain.experiment.results.column import Column
+from dmltrain.experiment.results import value_text
+from dmltrain.experiment.results.cell import SEED, MeasuredCell, plain
+from dmltrain.experiment.results.column import ResultColumn
 from dmltrain.experiment.results.measured import Value
-from dmltrain.experiment.results.outcome import Line, Outcome
+from dmltrain.experiment.results.outcome import Outcome, TableLine
 from dmltrain.experiment.results.published import Published, PublishedRow
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 
 OWN = "this experiment"
 SOURCE = "source"  # the heading of the column that tells one's own rows from published ones
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """What stands in one place of a table. link: a path from the folder of results, or a URL. mark: of a footnote."""
 
     text: str
@@ -41,8 +41,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Table:
-    headings: tuple[Entry, ...]
-    lines: tuple[tuple[Entry, ...], ...]
+    headings: tuple[TableEntry, ...]
+    lines: tuple[tuple[TableEntry, ...], ...]
     title: str = ""  # of a table with published results only
     link: str = ""
 
@@ -64,12 +64,12 @@ class Tables:
 def tables(outcome: Outcome) -> Tables:
     """The text of all tables of `outcome`."""
     notes = _Notes()
-    among = [one for one in outcome.published if one.place == "rows"]
-    alone = [one for one in outcome.published if one.place == "table"]
+    among = [published for published in outcome.published if published.place == "rows"]
+    alone = [published for published in outcome.published if published.place == "table"]
     main = _main(outcome, among, notes)
-    beside = [_published_table(one, outcome, notes) for one in alone]
+    beside = [_published_table(published, outcome, notes) for published in alone]
     if outcome.transpose:
-        main, beside = main.transposed(), [one.transposed() for one in beside]
+        main, beside = main.transposed(), [published.transposed() for published in beside]
     return Tables(main, tuple(beside), notes.all())
 
 
@@ -86,11 +86,11 @@ class _Notes:
         return _letters(list(self._printed).index(key))
 
     def all(self) -> tuple[Note, ...]:
-        found = []
+        notes = []
         for number, ((text, link, _), printed) in enumerate(self._printed.items()):
             before = f"printed {', '.join(printed)}: " if printed else ""
-            found.append(Note(_letters(number), before + text, link))
-        return tuple(found)
+            notes.append(Note(_letters(number), before + text, link))
+        return tuple(notes)
 
 
 def _letters(number: int) -> str:
@@ -101,20 +101,22 @@ def _letters(number: int) -> str:
 def _main(outcome: Outcome, among: Sequence[Published], notes: _Notes) -> Table:
     places = [_decimals(column, outcome.lines) for column in outcome.columns]
     own = [_line(line, outcome.columns, places, notes) for line in outcome.lines]
-    headings = [Entry(SOURCE)] if among else []
-    lines = [((Entry(OWN), *entries) if among else entries) for entries in own]
+    headings = [TableEntry(SOURCE)] if among else []
+    lines = [((TableEntry(OWN), *entries) if among else entries) for entries in own]
     for place, entries in reversed(_placed(outcome, among, notes)):
         lines.insert(place, entries)
-    return Table((*headings, *(Entry(column.heading) for column in outcome.columns)), tuple(lines))
+    return Table((*headings, *(TableEntry(column.heading) for column in outcome.columns)), tuple(lines))
 
 
-def _decimals(column: Column, lines: Iterable[Line]) -> int:
+def _decimals(column: ResultColumn, lines: Iterable[TableLine]) -> int:
     if column.digits is not None:
         return column.digits
-    return shown.decimals([line.values[column.key].mean for line in lines])
+    return value_text.decimals([line.values[column.key].mean for line in lines])
 
 
-def _line(line: Line, columns: Sequence[Column], places: Sequence[int], notes: _Notes) -> tuple[Entry, ...]:
+def _line(
+    line: TableLine, columns: Sequence[ResultColumn], places: Sequence[int], notes: _Notes
+) -> tuple[TableEntry, ...]:
     """The entries of one's own row. Without a value, its state stands in the first measured column, or in the last."""
     entries = [_entry(line, column, place) for column, place in zip(columns, places, strict=True)]
     failed = [cell for cell in line.row.cells if cell.status == ERROR or cell.error]
@@ -123,20 +125,20 @@ def _line(line: Line, columns: Sequence[Column], places: Sequence[int], notes: _
     if line.row.status != DONE:
         link = failed[0].log if failed else ""
         text = line.row.status if columns[first].measured else f"{entries[first].text} ({line.row.status})"
-        entries[first] = Entry(text, link, mark)
+        entries[first] = TableEntry(text, link, mark)
     elif mark:
-        entries[first] = Entry(entries[first].text, mark=mark)
+        entries[first] = TableEntry(entries[first].text, mark=mark)
     return tuple(entries)
 
 
-def _entry(line: Line, column: Column, places: int) -> Entry:
+def _entry(line: TableLine, column: ResultColumn, places: int) -> TableEntry:
     value = line.values[column.key]
     if not column.measured and column.digits is None:
-        return Entry(shown.exact(value.mean) or shown.NOTHING)
-    return Entry(shown.text(value, places, len(line.row.cells) if column.measured else value.count))
+        return TableEntry(value_text.exact(value.mean) or value_text.NOTHING)
+    return TableEntry(value_text.text(value, places, len(line.row.cells) if column.measured else value.count))
 
 
-def _failures(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
+def _failures(cells: Sequence[MeasuredCell]) -> Iterator[tuple[str, str]]:
     """Each reason with its seeds, `seed 1: the reason`, and the log of the first; the settings are in the row."""
     reasons = dict.fromkeys(cell.error or "failed" for cell in cells)
     for reason in reasons:
@@ -148,14 +150,14 @@ def _failures(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
 # -- published results ------------------------------------------------------------------------------------------------
 
 
-def _placed(outcome: Outcome, among: Sequence[Published], notes: _Notes) -> list[tuple[int, tuple[Entry, ...]]]:
+def _placed(outcome: Outcome, among: Sequence[Published], notes: _Notes) -> list[tuple[int, tuple[TableEntry, ...]]]:
     """(how many of one's own rows stand before it, entries) of each published row, ascending."""
-    found = []
-    for one in among:
-        for row in one.rows:
-            entries = (Entry(one.title, one.source), *_figures(row, outcome.columns, notes))
-            found.append((_place(row, outcome), entries))
-    return sorted(found, key=lambda placed: placed[0])
+    rows = []
+    for published in among:
+        for row in published.rows:
+            entries = (TableEntry(published.title, published.source), *_figures(row, outcome.columns, notes))
+            rows.append((_place(row, outcome), entries))
+    return sorted(rows, key=lambda placed: placed[0])
 
 
 def _place(row: PublishedRow, outcome: Outcome) -> int:
@@ -164,7 +166,7 @@ def _place(row: PublishedRow, outcome: Outcome) -> int:
     return matching[-1] if matching else len(outcome.lines)
 
 
-def _same(row: PublishedRow, line: Line, columns: Sequence[Column]) -> bool:
+def _same(row: PublishedRow, line: TableLine, columns: Sequence[ResultColumn]) -> bool:
     own = {plain(name): value for name, value in line.row.settings.items()}
     own |= {column.key: line.values[column.key].mean for column in columns if not column.measured}
     shared = own.keys() & row.figures.keys()
@@ -175,21 +177,21 @@ def _alike(own: Value, other: Value) -> bool:
     return own == other or str(own).lower() == str(other).lower()
 
 
-def _figures(row: PublishedRow, columns: Sequence[Column], notes: _Notes) -> list[Entry]:
+def _figures(row: PublishedRow, columns: Sequence[ResultColumn], notes: _Notes) -> list[TableEntry]:
     entries = []
     for column in columns:
         figure = row.figures.get(column.key)
         if figure is None:
-            entries.append(Entry(shown.NOTHING))
+            entries.append(TableEntry(value_text.NOTHING))
         else:
             mark = notes.mark(figure.why, of=column.key, printed=figure.instead_of) if figure.why else ""
-            entries.append(Entry(figure.shown, mark=mark))
+            entries.append(TableEntry(figure.shown, mark=mark))
     return entries
 
 
-def _published_table(one: Published, outcome: Outcome, notes: _Notes) -> Table:
+def _published_table(published: Published, outcome: Outcome, notes: _Notes) -> Table:
     """The columns of the table that have a published value."""
-    has = {name for row in one.rows for name in row.figures}
+    has = {name for row in published.rows for name in row.figures}
     columns = [column for column in outcome.columns if column.key in has]
-    lines = tuple(tuple(_figures(row, columns, notes)) for row in one.rows)
-    return Table(tuple(Entry(column.heading) for column in columns), lines, one.title, one.source)
+    lines = tuple(tuple(_figures(row, columns, notes)) for row in published.rows)
+    return Table(tuple(TableEntry(column.heading) for column in columns), lines, published.title, published.source)

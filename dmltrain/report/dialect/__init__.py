@@ -16,7 +16,7 @@ from dmltrain.report.dialect.mxnet import MXNet
 from dmltrain.report.dialect.pmls import PMLS
 from dmltrain.report.dialect.tensorboard import TensorBoard
 from dmltrain.report.runs.block import Block
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 
 
 class Dialect(Protocol):
@@ -24,10 +24,10 @@ class Dialect(Protocol):
     sign: ClassVar[bytes]  # a pattern of lines that only these programs write, also without a value
 
     def feed(self, block: Block) -> bool:
-        """Read the next block of a file; True if later dialects can skip it, because this one has found a run by now,
-        or has the file's header. A mark alone is not enough: what is read would depend on where blocks end."""
+        """Read the next block of a file. True if later dialects can skip it, because this one has found a run by now,
+        or the file's header. A mark alone is not enough: then the result would depend on where blocks end."""
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         """The runs in the file, after its last block."""
 
 

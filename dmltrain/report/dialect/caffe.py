@@ -21,7 +21,7 @@ from typing import ClassVar
 from dmltrain.logs import record
 from dmltrain.report.dialect import attempts
 from dmltrain.report.runs.block import TRUNCATED, Block
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 from dmltrain.report.runs.stamp import Clock
 
 MARK = b"solver.cpp:"
@@ -72,11 +72,11 @@ class Caffe:
                 self._cut[(event["name"] or b"score" if event["value"] else b"loss").decode("utf-8", "replace")] = None
         return any(part.tests or part.shown for part in self._parts)
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         tested = any(values for part in self._parts for values in part.tests.values())
         notes = tuple(map(TRUNCATED.format, self._cut))
-        found = attempts.runs([part.start(tested).settled(self._clock) for part in self._parts], named=True)
-        return [*found[:-1], *(replace(one, notes=(*one.notes, *notes)) for one in found[-1:])]
+        runs_of_log = attempts.runs([part.start(tested).settled(self._clock) for part in self._parts], named=True)
+        return [*runs_of_log[:-1], *(replace(run, notes=(*run.notes, *notes)) for run in runs_of_log[-1:])]
 
     def _take(self, block: Block, event: re.Match[bytes]) -> None:
         self._solving |= bool(event["solving"])
@@ -114,7 +114,7 @@ class _Part:
         self._notes: dict[str, None] = {}
         self.tested = False
 
-    def start(self, tested: bool) -> attempts.Start:
+    def start(self, tested: bool) -> attempts.LogSection:
         """tested: the log has tests, so that other iterations are no rows."""
         if tested:
             epochs = {iteration: values for iteration, values in self.tests.items() if values}
@@ -122,8 +122,8 @@ class _Part:
         else:
             epochs, snapshots = {step: _arrays(values) for step, values in self.shown.items()}, {}
         elapsed = {iteration: seconds for iteration, seconds in self._elapsed.items() if iteration in epochs}
-        found = Found(epochs, snapshots, None, tuple(self._notes), elapsed)
-        return attempts.Start(self._first, found, self._began, spoken=False)
+        values = FileValues(epochs, snapshots, None, tuple(self._notes), elapsed)
+        return attempts.LogSection(self._first, values, self._began, spoken=False)
 
     def begin_test(self, iteration: int, net: int, seconds: float | None) -> None:
         """Until a test began is a row's time: it needs no training time itself."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from dmltrain.report.dialect.rows import Epochs, is_metric, key, own_seconds, plain
 from dmltrain.report.runs.block import Block
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 
 
 class CSVLogger:
@@ -34,10 +34,10 @@ class CSVLogger:
     def feed(self, block: Block) -> bool:
         return self._epochs.feed(block)
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         notes, of_fastai = self._epochs.notes(), _is_of_fastai(self._epochs.rows.header)
         return [
-            Found(run, first=1 if min(run) == 1 else 0, notes=notes, elapsed={} if of_fastai else own_seconds(run))
+            FileValues(run, first=1 if min(run) == 1 else 0, notes=notes, elapsed={} if of_fastai else own_seconds(run))
             for run in self._epochs.values()
         ]
 

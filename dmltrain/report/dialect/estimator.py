@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 from dmltrain.logs import record
 from dmltrain.report.dialect import attempts
 from dmltrain.report.runs.block import TRUNCATED, Block
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 
 _MARK, _BEGIN = b"] Finished in ", b"Training begin: "
 _EVENT = re.compile(rb"Training begin: |\[Epoch (\d{1,9})\] Finished in (\d{1,9}\.\d{3})s(?:, ([^\r\n]{0,2000}))?")
@@ -41,27 +41,27 @@ class Estimator:
     def feed(self, block: Block) -> bool:
         if not (block.holds(_MARK) or block.holds(_BEGIN)):
             return False
-        for found in _EVENT.finditer(block.data):
-            if found.start() >= block.limit:
+        for match in _EVENT.finditer(block.data):
+            if match.start() >= block.limit:
                 break
-            if not found[1]:
+            if not match[1]:
                 self._begins = True
                 continue
-            metrics = (found[3] or b"").replace(b"training ", b"training-").replace(b"validation ", b"validation-")
-            pairs = record.listed(metrics, b", ")
+            metrics = (match[3] or b"").replace(b"training ", b"training-").replace(b"validation ", b"validation-")
+            pairs = record.pairs_of_list(metrics, b", ")
             if pairs and pairs[-1].at_end and not block.whole:
                 self._cut[pairs.pop().name.decode("utf-8", "replace")] = None
             if metrics.startswith(b"validation-"):
                 self._validation = pairs
             else:
-                self._take(int(found[1]), float(found[2]), pairs)
+                self._take(int(match[1]), float(match[2]), pairs)
         return bool(self._starts)
 
-    def found(self) -> list[Found]:
-        starts = [attempts.Start(first, _found(rows), spoken=False) for first, rows in self._starts]
-        found = attempts.runs(starts, named=self._said) if starts else []
+    def runs(self) -> list[FileValues]:
+        starts = [attempts.LogSection(first, _values_of_start(rows), spoken=False) for first, rows in self._starts]
+        runs_of_log = attempts.runs(starts, named=self._said) if starts else []
         notes = tuple(map(TRUNCATED.format, self._cut))
-        return [*found[:-1], *(replace(one, notes=(*one.notes, *notes)) for one in found[-1:])]
+        return [*runs_of_log[:-1], *(replace(run, notes=(*run.notes, *notes)) for run in runs_of_log[-1:])]
 
     def _take(self, epoch: int, seconds: float, training: list[record.Pair]) -> None:
         if not self._starts or self._begins or epoch < self._starts[-1][1][-1].epoch:
@@ -78,7 +78,7 @@ class _Row(NamedTuple):
     pairs: list[record.Pair]
 
 
-def _found(rows: list[_Row]) -> Found:
+def _values_of_start(rows: list[_Row]) -> FileValues:
     """The values of a start. Where an epoch has more rows than others, it was begun again."""
     counts = Counter(row.epoch for row in rows)
     frequent = Counter(counts.values()).most_common()
@@ -92,4 +92,4 @@ def _found(rows: list[_Row]) -> Found:
             if left[epoch] < workers:
                 values.setdefault(key, array("d")).append(number)
     several = [epoch for epoch, count in counts.items() if count > workers]
-    return Found(epochs, notes=(attempts.again("epoch", several[0]),) if several else ())
+    return FileValues(epochs, notes=(attempts.restart_note("epoch", several[0]),) if several else ())

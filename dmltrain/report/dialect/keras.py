@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from dmltrain.logs import record
 from dmltrain.report.runs.block import TRUNCATED, Block
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 
 _EPOCH = rb"Epoch (\d{1,9})(?:/\d{1,9}\b|(?=[ \t]{0,80}[\r\n]))"
 _HEADER = re.compile(_EPOCH)
@@ -64,10 +64,10 @@ class Keras:
                 self._redrawn = False
         return self._has_epochs()
 
-    def found(self) -> list[Found]:
-        found = [Found(run.epochs, first=run.first) for run in self._runs if run.epochs]
+    def runs(self) -> list[FileValues]:
+        runs_of_log = [FileValues(run.epochs, first=run.first) for run in self._runs if run.epochs]
         notes = tuple(map(TRUNCATED.format, self._cut))
-        return [*found[:-1], *(replace(one, notes=notes) for one in found[-1:])]
+        return [*runs_of_log[:-1], *(replace(run, notes=notes) for run in runs_of_log[-1:])]
 
     def _has_epochs(self) -> bool:
         return any(run.epochs for run in self._runs)
@@ -83,7 +83,7 @@ class Keras:
                 self._begin(int(event[1]), 1 if b"/" in event[0] else 0)
             elif self._runs:
                 metrics = re.split(rb"[\r\n]", text[event.end() : min(end, event.end() + _LONGEST)], maxsplit=1)[0]
-                pairs = record.listed(metrics, b" - ", "train")
+                pairs = record.pairs_of_list(metrics, b" - ", "train")
                 if pairs and pairs[-1].at_end and not whole and event.end() + len(metrics) == len(text):
                     self._cut[pairs.pop().name.decode("utf-8", "replace")] = None
                 self._take(event, pairs)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from dmltrain.report.dialect.rows import Epochs, is_metric, key, own_seconds, plain
 from dmltrain.report.runs.block import Block
-from dmltrain.report.runs.run import Found
+from dmltrain.report.runs.run import FileValues
 
 
 class Lightning:
@@ -31,9 +31,9 @@ class Lightning:
     def feed(self, block: Block) -> bool:
         return self._epochs.feed(block)
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         notes = self._epochs.notes()
-        return [Found(run, notes=notes, elapsed=own_seconds(run)) for run in self._epochs.values()]
+        return [FileValues(run, notes=notes, elapsed=own_seconds(run)) for run in self._epochs.values()]
 
 
 def _accept(header: list[str]) -> bool:

@@ -26,10 +26,10 @@ from typing import ClassVar
 
 from dmltrain.logs import record
 from dmltrain.logs.record import Pair
-from dmltrain.report.dialect import again, attempts
+from dmltrain.report.dialect import attempts, repeated_epochs
 from dmltrain.report.runs.block import TRUNCATED, Block
 from dmltrain.report.runs.packed import pack_last
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 from dmltrain.report.runs.stamp import Clock
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
@@ -37,11 +37,12 @@ _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and 
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
 _RANK = re.compile(rb"(?:Epoch|Iter|Iteration) ?\[\d{1,9}\] Rank ?\[(\d{1,6})\]")
 _NODE_HEAD = re.compile(rb"Node\[(?P<worker>\d{1,6})\][ \t]{0,4}\[?(?:Epoch|Iteration|Iter) ?\[?(?P<epoch>\d{1,9})\]")
-_MOST_TURNS = 100  # in a log; with more of them its writers do not name themselves
+_MOST_TURNS = 100  # in a log; more of them come from several workers whose lines do not name them
 _NEAR = 4096  # bytes before an epoch's last batch line to search for one with a metric, if a block has many epochs
 _FEW = 16  # epochs in a block; with more, one pass over all batch lines is faster than a search for each epoch's last
 _MOST_LINES = 100  # of one batch
-_LEAST_OF_SCALA, _MOST_OF_SCALA = 1e3, 1e8  # a whole number of milliseconds, where nothing else tells
+# Times of epochs that are whole numbers in this range are milliseconds, if neither log names nor line times tell.
+_LEAST_OF_SCALA, _MOST_OF_SCALA = 1e3, 1e8
 _MOST_CELLS = 10_000  # in the cache
 _SAME_BATCH = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\]")  # lines of one batch, each with a metric
 _SUMMARY = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\][ \t]+(?=Time cost=)")  # of an epoch, by Horovod's example
@@ -59,7 +60,8 @@ _UNNAMED = (b"train", b"training")  # gluoncv's `train=0.4676`: a metric without
 
 
 class _Form:
-    """One spelling of an epoch. marks: a block without any is not searched, a fast test that several forms share."""
+    """One spelling of an epoch in a line. marks: a block that has none of them is not searched. The test for a mark is
+    fast, because its result is cached and several forms have the same marks."""
 
     def __init__(
         self,
@@ -115,46 +117,46 @@ class MXNet:
             own |= self._parts[-1].feed(part)
         return own
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         starts = [start.settled(self._clock) for part in self._parts for start in part.starts()]
         forms = set[_Form]().union(*(part.forms for part in self._parts))
         nodes = set[bytes]().union(*(part.nodes for part in self._parts))
-        found = attempts.runs(starts, named=bool(nodes) or forms == {_OF_R}) if starts else []
+        runs_of_log = attempts.runs(starts, named=bool(nodes) or forms == {_OF_R}) if starts else []
         if set[bool]().union(*(part.whole for part in self._parts)) == {True}:
-            found = [_in_seconds(one, self._scala) for one in found]
-        return [replace(one, first=1 if forms == {_OF_R} else 0) for one in found]
+            runs_of_log = [_in_seconds(run, self._scala) for run in runs_of_log]
+        return [replace(run, first=1 if forms == {_OF_R} else 0) for run in runs_of_log]
 
 
-def _in_seconds(found: Found, scala: bool) -> Found:
-    """A run whose times are whole numbers: of Scala, in milliseconds. The times of the lines tell, else their size."""
-    times = {epoch: values["seconds"] for epoch, values in found.epochs.items() if "seconds" in values}
+def _in_seconds(run: FileValues, scala: bool) -> FileValues:
+    """A run whose times of epochs are whole numbers, with times in seconds. Scala prints milliseconds. The log's names
+    of packages tell, else the times of the lines, else the size of the numbers."""
+    times = {epoch: values["seconds"] for epoch, values in run.epochs.items() if "seconds" in values}
     if not times:
-        return found
-    total, span = sum(max(numbers) for numbers in times.values()), max(found.elapsed.values(), default=0.0)
+        return run
+    total, span = sum(max(numbers) for numbers in times.values()), max(run.elapsed.values(), default=0.0)
     note = ""
     if not scala and span > 0:
         scala = total > 2 * span + 1
     elif not scala:
-        scala = all(_LEAST_OF_SCALA <= one <= _MOST_OF_SCALA for numbers in times.values() for one in numbers)
+        scala = all(_LEAST_OF_SCALA <= time <= _MOST_OF_SCALA for numbers in times.values() for time in numbers)
         note = "times of epochs are whole numbers: read as milliseconds, as Scala prints them" if scala else ""
     if scala:
         times = {epoch: array("d", (number / 1000 for number in numbers)) for epoch, numbers in times.items()}
     epochs = {
-        epoch: values | {"seconds": times[epoch]} if epoch in times else values
-        for epoch, values in found.epochs.items()
+        epoch: values | {"seconds": times[epoch]} if epoch in times else values for epoch, values in run.epochs.items()
     }
-    return replace(found, epochs=epochs, notes=(*found.notes, *filter(None, [note])))
+    return replace(run, epochs=epochs, notes=(*run.notes, *filter(None, [note])))
 
 
 class _Turns:
-    """Where a log goes back to an earlier epoch, in lines of one worker if they name it."""
+    """Finds where a log goes back to an earlier epoch. If lines name their workers, each worker's epochs count."""
 
     def __init__(self) -> None:
         self._at: dict[bytes, int] = {}  # worker -> its epoch
         self._count = 0
 
     def split(self, block: Block) -> list[tuple[int | None, Block]]:
-        """The block in parts, each with the epoch that it goes back to."""
+        """The block in parts, each with the epoch that it goes back to; None: it does not go back."""
         if block.limit < len(block.data) or self._count >= _MOST_TURNS:
             return [(None, block)]
         patterns = _heads(block)
@@ -170,7 +172,7 @@ class _Turns:
         ]
 
     def _ascends(self, pattern: re.Pattern[bytes], data: bytes) -> bool:
-        """Whether no worker's epochs go back; nearly always."""
+        """Whether no worker's epochs go back, which is so in nearly all blocks: a fast test."""
         at, place = dict(self._at), pattern.groupindex
         for head, _ in groupby(pattern.findall(data)):
             worker, epoch = head[place["worker"] - 1], int(head[place["epoch"] - 1])
@@ -198,7 +200,7 @@ class _Turns:
 
 
 def _heads(block: Block) -> list[re.Pattern[bytes]]:
-    """What finds the epochs that the lines of a block name."""
+    """Patterns that find the epochs which the lines of a block name."""
     if block.holds(b"Node["):
         return [_NODE_HEAD]
     forms = _COMMON if block.holds(b"Epoch[") else _RARE
@@ -206,13 +208,13 @@ def _heads(block: Block) -> list[re.Pattern[bytes]]:
 
 
 class _Part:
-    """What a log has from one start to the next."""
+    """Reads the part of a log from one start to the next."""
 
     def __init__(self, clock: Clock, first: int | None = None, began: float | None = None, last: bytes = b"") -> None:
         self._first, self._began = first, began
         self._epochs: dict[int, Values] = {}
         self._cells: dict[tuple[bytes, ...], array[float]] = {}  # (epoch, name) as printed -> the array in _epochs
-        self._seen: dict[tuple[bytes, int], int] = {}  # see `again`
+        self._seen: dict[tuple[bytes, int], int] = {}  # see repeated_epochs.Seen
         self._batches: dict[int, list[bytes]] = {}  # epoch -> the lines of its last batch, from the header on
         self._listing: int | None = None  # the epoch whose validation has a line for each value, until another line
         self.forms: set[_Form] = set()  # in which values were found
@@ -242,17 +244,19 @@ class _Part:
                 own |= read(form, block)
         return own | self._read_listed(_GLUON, block)
 
-    def starts(self) -> list[attempts.Start]:
-        """[] without values; several where an epoch was begun again."""
+    def starts(self) -> list[attempts.LogSection]:
+        """The sections of this part: [] without values, several if an epoch was started again."""
         snapshots = {epoch: metrics for epoch, lines in self._batches.items() if (metrics := _metrics(lines))}
         if not self._epochs and not snapshots:
             return []
-        found = Found(self._epochs, snapshots, 0, tuple(self._notes), self._elapsed, unnamed=self._unnamed == {True})
+        values = FileValues(
+            self._epochs, snapshots, 0, tuple(self._notes), self._elapsed, unnamed=self._unnamed == {True}
+        )
         first = min({*self._epochs, *snapshots}) if self._first is None else self._first
         workers = 1 if self.forms == {_OF_R} else len(self.nodes)
         seen = {(int(epoch), count): known for (epoch, count), known in self._seen.items()}
-        parts = again.parts(attempts.Start(first, found, self._began), workers, seen)
-        return [replace(part, found=_noted(_last_values(part.found, workers))) for part in parts]
+        parts = repeated_epochs.starts(attempts.LogSection(first, values, self._began), workers, seen)
+        return [replace(part, values=_with_note_on_gaps(_last_values(part.values, workers))) for part in parts]
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
@@ -260,23 +264,23 @@ class _Part:
         """The inner loop: under a microsecond per epoch line. Returns whether the block has values in this form."""
         cells, seen, known, lines = self._cells, self._seen, len(self._cells), 0
         ends: dict[bytes, int] = {}  # where the last line of each epoch starts
-        for found in form.epoch_line.finditer(block.data):
-            if found.start() >= block.limit:
+        for match in form.epoch_line.finditer(block.data):
+            if match.start() >= block.limit:
                 break
-            name = found.group(1, 2)
-            ends[name[0]] = found.start()
+            name = match.group(1, 2)
+            ends[name[0]] = match.start()
             cell = cells.get(name)
             if cell is not None:
                 if (name[0], len(cell)) not in seen:
                     seen[name[0], len(cell)] = len(self._epochs[int(name[0])])
-                cell.append(float(found[3]))
+                cell.append(float(match[3]))
                 lines += 1
             elif name[1]:
                 key = record.key(name[1].decode("ascii"))
-                cells[name] = self._add(form, int(name[0]), key, name[1], found[3])
+                cells[name] = self._add(form, int(name[0]), key, name[1], match[3])
                 lines += 1
             else:
-                lines += self._add_all(form, int(name[0]), _pairs(form, found))
+                lines += self._add_all(form, int(name[0]), _pairs(form, match))
         if self._clock.running:
             self._time(block, ends)
         if lines and block.holds(b"Node["):
@@ -292,19 +296,19 @@ class _Part:
         return self._locate_batches(form, block) or lines > 0
 
     def _read_summaries(self, form: _Form, block: Block) -> int:
-        """Epoch lines that say `Batch`."""
-        found = [
+        """Read the values of an epoch in lines with `Batch`; returns how many lines have some."""
+        matches = [
             (batch, _SUMMARY.match(block.data, batch.end() - len(b"Batch")))
             for batch in form.batch_line.finditer(block.data)
         ]
         return sum(
             self._add_all(form, int(batch[1]), record.pairs(_line(form, block.data, summary.end(), summary.end())))
-            for batch, summary in found
+            for batch, summary in matches
             if summary and batch.start() < block.limit
         )
 
     def _read_listed(self, form: _Form, block: Block) -> bool:
-        """Values of a validation in lines of their own."""
+        """Read the values of a validation that has a line for each; returns whether there are any."""
         if self._listing is None and not block.holds(b"alidation:"):
             return False
         read = False
@@ -344,7 +348,7 @@ class _Part:
         return bool(pairs)
 
     def _add(self, form: _Form, epoch: int, key: str, name: bytes, text: bytes) -> array[float]:
-        """Returns all values of this key in the epoch."""
+        """Add a value; returns all values of this key in the epoch."""
         self.forms.add(form)
         values = self._epochs.setdefault(epoch, {})
         cell = values.get(key)
@@ -365,7 +369,7 @@ class _Part:
         numbers: set[bytes] = set() if self._crowded else set(form.batch_line.findall(data))
         self._crowded = self._crowded or len(numbers) > _FEW
         if self._crowded:
-            last, reach = {found[1]: found.start() for found in form.batch_line.finditer(data)}, _NEAR
+            last, reach = {match[1]: match.start() for match in form.batch_line.finditer(data)}, _NEAR
             self._crowded = len(last) > _FEW
         else:
             last, reach = {number: data.rfind(form.opening + number + b"]") for number in numbers}, block.limit
@@ -387,22 +391,23 @@ class _Part:
     # -- a last line without a newline ------------------------------------------------------------------------------
 
     def _read_cut(self, form: _Form, block: Block) -> bool:
-        for found in form.epoch_line.finditer(block.data):
-            self._time(block, {found[1]: found.start()})
-            self._add_all(form, int(found[1]), [pair for pair in _pairs(form, found) if self._complete(form, pair)])
-        for found in form.batch_line.finditer(block.data):
-            line = _line(form, block.data, found.start(), found.end())
+        for match in form.epoch_line.finditer(block.data):
+            self._time(block, {match[1]: match.start()})
+            self._add_all(form, int(match[1]), [pair for pair in _pairs(form, match) if self._complete(form, pair)])
+        for match in form.batch_line.finditer(block.data):
+            line = _line(form, block.data, match.start(), match.end())
             pairs = record.pairs(line) if b"=" in line else []
             complete = [pair for pair in pairs if self._complete(form, pair)]
-            if _SUMMARY.match(block.data, found.end() - len(b"Batch")):
-                self._add_all(form, int(found[1]), complete)
+            if _SUMMARY.match(block.data, match.end() - len(b"Batch")):
+                self._add_all(form, int(match[1]), complete)
             elif pairs and len(complete) == len(pairs):
-                self._keep(int(found[1]), [line])
+                self._keep(int(match[1]), [line])
         self.nodes.update(_RANK.findall(block.data))
         return False
 
     def _complete(self, form: _Form, pair: Pair) -> bool:
-        """Whether a value at the very end is complete: all other numbers of its name have as many decimals."""
+        """Whether a value is complete. One at the very end of a log is if all other numbers of its name have as many
+        decimals."""
         if not pair.at_end:
             return True
         decimals = len(pair.text.partition(b".")[2])
@@ -414,41 +419,43 @@ class _Part:
         return complete
 
 
-def _last_values(found: Found, workers: int) -> Found:
-    """The same, each epoch with as many values as there are workers, if they are named; and a note on other values."""
-    repeated = [epoch for epoch, values in found.epochs.items() if max(map(len, values.values())) > workers]
+def _last_values(run: FileValues, workers: int) -> FileValues:
+    """A copy in which each epoch has the last values, one for each worker, if the lines name the workers. A note says
+    where other values were left out."""
+    repeated = [epoch for epoch, values in run.epochs.items() if max(map(len, values.values())) > workers]
     if not workers or not repeated:
-        return found
-    epochs = dict(found.epochs)
+        return run
+    epochs = dict(run.epochs)
     for epoch in repeated:
         epochs[epoch] = {key: numbers[-workers:] for key, numbers in epochs[epoch].items()}
-    differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in found.epochs[epoch].values())]
+    differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in run.epochs[epoch].values())]
     if not differ:
-        return replace(found, epochs=epochs)
+        return replace(run, epochs=epochs)
     note = (
         f"epoch {differ[0]} appears more than once for a worker, as after a restart ({len(differ)} such epochs): "
         "its last values are shown"
     )
-    return replace(found, epochs=epochs, notes=(*found.notes, note))
+    return replace(run, epochs=epochs, notes=(*run.notes, note))
 
 
-def _noted(found: Found) -> Found:
-    """The same, with a note if an epoch ends in the middle of its lines: its last batch, which stands in for the rest,
+def _with_note_on_gaps(run: FileValues) -> FileValues:
+    """A copy with a note if an epoch lacks some of its lines. The values of its last batch take their place, but they
     may be of another start."""
-    for epoch, metrics in found.snapshots.items():
-        own = found.epochs.get(epoch, {})
+    for epoch, metrics in run.snapshots.items():
+        own = run.epochs.get(epoch, {})
         lacking = [key for key in metrics if key not in own]
         if not lacking or len(lacking) == len(metrics):
             continue
-        if missing := [key for key in lacking if any(key in values for values in found.epochs.values())]:
+        if missing := [key for key in lacking if any(key in values for values in run.epochs.values())]:
             note = f"epoch {epoch} has no line of {missing[0]}, whose value is that of its last batch"
             note += ": its values may be of several starts"
-            return replace(found, notes=(*found.notes, note))
-    return found
+            return replace(run, notes=(*run.notes, note))
+    return run
 
 
 def _pieces(block: Block) -> list[Block]:
-    """The block in parts where values would be read after others that follow them: order tells starts apart."""
+    """The block in parts, so that values are read in the order of the log: the order tells starts apart. A block with
+    lists of values or with summaries is cut after each, because these are read after the other lines of a part."""
     if block.limit < len(block.data) or not (block.holds(b"alidation:") or any(map(block.holds, _SUMMARIES))):
         return [block]
     data = block.data
@@ -475,8 +482,8 @@ def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
 
 def _batch_of(line: bytes) -> bytes:
     """The batch of a batch line, as printed; b"" if it has none."""
-    found = _SAME_BATCH.search(line)
-    return found[0] if found else b""
+    match = _SAME_BATCH.search(line)
+    return match[0] if match else b""
 
 
 def _same_batch(form: _Form, data: bytes, number: bytes, at: int) -> list[bytes]:
@@ -508,11 +515,11 @@ def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: i
     return -1, b""
 
 
-def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
+def _pairs(form: _Form, match: re.Match[bytes]) -> list[Pair]:
     """The values of an epoch line; [] if it does not start with a value or a section."""
-    if found[2]:
-        return [Pair(record.key(found[2].decode("ascii")), float(found[3]), found[2], found[3], False)]
-    line = _line(form, found.string, found.end(), found.end())
+    if match[2]:
+        return [Pair(record.key(match[2].decode("ascii")), float(match[3]), match[2], match[3], False)]
+    line = _line(form, match.string, match.end(), match.end())
     text = _LEAD.sub(b"", line, 1)
     if not record.PAIR.match(text):
         return []

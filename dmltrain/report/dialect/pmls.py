@@ -33,7 +33,7 @@ from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.caffe import MARK, NAME, SAID
 from dmltrain.report.dialect.rows import as_number
 from dmltrain.report.runs.block import TRUNCATED, Block
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 
 Numbers = dict[str, float]
 
@@ -91,18 +91,18 @@ class PMLS:
             self._reader = _Tables() if block.data.lstrip().startswith(_HEADER) else _Log()
         return self._reader.feed(block) if self._reader else False
 
-    def found(self) -> list[Found]:
-        return self._reader.found() if self._reader else []
+    def runs(self) -> list[FileValues]:
+        return self._reader.runs() if self._reader else []
 
 
-def _rows(tests: dict[int, Numbers], train: dict[int, Numbers]) -> Found:
+def _rows(tests: dict[int, Numbers], train: dict[int, Numbers]) -> FileValues:
     """The tests, or what was displayed if there are none."""
     rows = tests or dict.fromkeys(train, {})
     iterations = sorted(train)
     before = {row: iterations[: bisect_right(iterations, row)][-1:] for row in rows}
     merged = {row: {**(train[before[row][0]] if before[row] else {}), **rows[row]} for row in sorted(rows)}
     elapsed = {row: values.pop("elapsed") for row, values in merged.items() if "elapsed" in values}
-    return Found(_with_seconds(merged, elapsed), first=None, elapsed=elapsed)
+    return FileValues(_with_seconds(merged, elapsed), first=None, elapsed=elapsed)
 
 
 class _Log:
@@ -129,13 +129,13 @@ class _Log:
                 self._cut[name.decode("utf-8", "replace")] = None
         return bool(self._known)
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         if not self._known:
             return []
         tested = any(values for part in self._parts for values in part.tests.values())
-        found = attempts.runs([part.start(tested) for part in self._parts], named=True)
+        runs_of_log = attempts.runs([part.start(tested) for part in self._parts], named=True)
         notes = tuple(map(TRUNCATED.format, self._cut))
-        return [*found[:-1], *(replace(one, notes=(*one.notes, *notes)) for one in found[-1:])]
+        return [*runs_of_log[:-1], *(replace(run, notes=(*run.notes, *notes)) for run in runs_of_log[-1:])]
 
     def _take(self, event: re.Match[bytes]) -> None:
         self._solving |= bool(event["solving"])
@@ -167,11 +167,11 @@ class _Part:
         self._test: Numbers = {}
         self._displayed: Numbers = {}
 
-    def start(self, tested: bool) -> attempts.Start:
+    def start(self, tested: bool) -> attempts.LogSection:
         """tested: the log has tests, so that other iterations are no rows."""
         tests = {iteration: values for iteration, values in self.tests.items() if values}
-        found = _rows(tests, self._train) if tests or not tested else Found(first=None)
-        return attempts.Start(self._first, found, 0.0, spoken=False)
+        values = _rows(tests, self._train) if tests or not tested else FileValues(first=None)
+        return attempts.LogSection(self._first, values, 0.0, spoken=False)
 
     def output(self, split: bytes, name: bytes, value: float) -> None:
         """Without a name it is the test's loss."""
@@ -219,9 +219,9 @@ class _Tables:
                     self._tables[-1][int(iteration)] = numbers
         return True
 
-    def found(self) -> list[Found]:
-        found = _rows(*self._rows())
-        return [found] if found.epochs else []
+    def runs(self) -> list[FileValues]:
+        values = _rows(*self._rows())
+        return [values] if values.epochs else []
 
     def _rows(self) -> tuple[dict[int, Numbers], dict[int, Numbers]]:
         tables = [(names, table) for names, table in zip(self._names, self._tables, strict=True) if table]

@@ -28,8 +28,8 @@ from dmltrain.report.runs.run import Values
 Cells = Sequence[bytes]  # of a row or of a column
 
 _MOST_COLUMNS = 1000
-_CLOCK = 1e8  # seconds; a larger time is that of the clock
-_LEAST_OF_FIRST = 0.2  # seconds of an epoch, of those of the first with its start-up, where times are cumulative
+_CLOCK = 1e8  # seconds; a larger time is one of the clock, since 1970
+_LEAST_OF_FIRST = 0.2  # if times count from a start, a mean epoch takes at least this fraction of the first
 _MOST_NAMED = 5  # lines in a note
 _MOST_EPOCHS = 10**9  # a larger number is a time
 _EPOCH = re.compile(rb"\s*\+?(\d{1,18})(?:\.0*)?\s*")
@@ -45,7 +45,7 @@ _METRIC = re.compile(
 )
 
 
-class Part(NamedTuple):
+class HeaderRows(NamedTuple):
     """Rows with one header: its names, and the columns in its order, all of one length. begins: the header stands above
     these rows, and not in an earlier part."""
 
@@ -71,7 +71,7 @@ class Rows:
         self._unfit: list[int] = []  # lines that fit no header
         self._unfit_count = 0
 
-    def read(self, block: Block) -> list[Part]:
+    def read(self, block: Block) -> list[HeaderRows]:
         """The rows of the next block; [] without any."""
         if not self._started and block.data.strip(b"\r\n"):
             self._started = True
@@ -80,7 +80,7 @@ class Rows:
             return []
         if block.holds(self._mark):
             return self._parts(block, block.data)
-        return [Part(self.header, columns, False)] if (columns := self._columns(block.data, block.whole)) else []
+        return [HeaderRows(self.header, columns, False)] if (columns := self._columns(block.data, block.whole)) else []
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the table."""
@@ -104,7 +104,7 @@ class Rows:
                 return block.limit == len(block.data)
         return False
 
-    def _parts(self, block: Block, data: bytes) -> list[Part]:
+    def _parts(self, block: Block, data: bytes) -> list[HeaderRows]:
         """The rows of a block that may have headers."""
         parts, start, begins = [], 0, False
         lines = data.splitlines(keepends=True)
@@ -112,11 +112,11 @@ class Rows:
             names = self._names(line.strip(b"\r\n")) if self._mark in line else ()
             if names:
                 if columns := self._columns(b"".join(lines[start:place]), True):
-                    parts.append(Part(self.header, columns, begins))
+                    parts.append(HeaderRows(self.header, columns, begins))
                 self.header, start, begins = names, place + 1, True
                 self._line += 1
         columns = self._columns(b"".join(lines[start:]), block.whole)
-        return [*parts, Part(self.header, columns, begins)] if columns or begins else parts
+        return [*parts, HeaderRows(self.header, columns, begins)] if columns or begins else parts
 
     def _names(self, line: bytes) -> tuple[str, ...]:
         """The names of a header; () if the line is none."""
@@ -185,7 +185,7 @@ class Epochs:
         self.repeated: list[int] = []  # epochs that came back
         self.rows = Rows(accept, b"poch")
         self._name = name
-        self._said: set[tuple[int, int]] = set()  # run and epoch whose training values are no numbers
+        self._not_numbers: set[tuple[int, int]] = set()  # run and epoch whose training values are no numbers
         self._columns: list[tuple[int, str]] = []  # place, key
         self._epoch_column = 0
         self._last = -1
@@ -202,20 +202,24 @@ class Epochs:
                 self._begin(list(part.header))
             if columns and self._waiting:
                 columns = [(cell, *column) for cell, column in zip(self._waiting, columns, strict=True)]
+            # int() and float() accept `1_000`, which is no number in a log; as_number does not.
             if columns and (block.holds(b"_") or not self._take_ascending(columns)):
                 self._take_any(columns)
         return bool(self.rows.header)
 
     def values(self) -> list[dict[int, Values]]:
-        """The runs with numbers, after the last block, without what was tested or validated after them."""
-        found = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
+        """The runs that have numbers, after the last block. Tests and validations after the training are left out."""
+        runs = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
         waiting = self._numbers([(cell,) for cell in self._waiting], 0, 1) if self._waiting else {}
-        if self.runs and self._last in found[-1] and waiting.keys() - {"step", "learning_rate"}:
-            found[-1][self._last] = found[-1][self._last] | waiting
-        if self.rows.cut and self.runs and self._last in found[-1]:  # what an earlier row said is no longer its value
-            found[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
-        said = [{epoch for part, epoch in self._said if part == number} for number in range(len(found))]
-        return [_without_tests(run, names) for run, names in zip(found, said, strict=True) if run]
+        if self.runs and self._last in runs[-1] and waiting.keys() - {"step", "learning_rate"}:
+            runs[-1][self._last] = runs[-1][self._last] | waiting
+        if (
+            self.rows.cut and self.runs and self._last in runs[-1]
+            # A truncated cell replaces the value of an earlier row, and is no value itself.
+        ):
+            runs[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
+        not_numbers = [{epoch for part, epoch in self._not_numbers if part == number} for number in range(len(runs))]
+        return [_without_tests(run, names) for run, names in zip(runs, not_numbers, strict=True) if run]
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the table."""
@@ -228,7 +232,7 @@ class Epochs:
         once = self._begun_again()
         return (
             *filter(None, [again]),
-            *([attempts.again("epoch", once)] if once is not None else []),
+            *([attempts.restart_note("epoch", once)] if once is not None else []),
             *self.rows.notes(),
         )
 
@@ -307,7 +311,7 @@ class Epochs:
         if self.runs and epoch in self.runs[-1] and (epoch < self._last or (epoch == self._last and back)):
             if not self._headed and not any(map(trains, numbers)) and any(map(trains, self.runs[-1][epoch])):
                 return  # a test or validation of another program, which counts its own epochs
-            self._again(epoch)
+            self._start_again(epoch)
         if not self.runs:
             self.runs.append({})
         self._last, self._headed, is_known = epoch, False, epoch in self.runs[-1]
@@ -315,21 +319,21 @@ class Epochs:
         self.runs[-1].setdefault(epoch, {}).update(numbers)
         trained = [place for place, key in self._columns if trains(key)]
         if not any(map(trains, numbers)) and any(any(columns[place][start:end]) for place in trained):
-            self._said.add((len(self.runs) - 1, epoch))
+            self._not_numbers.add((len(self.runs) - 1, epoch))
         if self._step_column is None:
             rows = sum(any(columns[place][row] for place in trained) for row in range(start, end))
             counts = self._rows_of.setdefault(len(self.runs) - 1, Counter())
             counts[epoch] += rows + (is_known and epoch not in counts)
 
-    def _again(self, epoch: int) -> None:
-        """Begin a new run, or the last one again at this epoch."""
+    def _start_again(self, epoch: int) -> None:
+        """Begin a new run if this epoch is the last run's first one; else go back to this epoch in the last run."""
         if epoch == next(iter(self.runs[-1])):
             self.runs.append({})
         else:
             self.repeated.append(epoch)
             counts = self._rows_of.get(len(self.runs) - 1, Counter())
-            self._rows_of[len(self.runs) - 1] = Counter({each: n for each, n in counts.items() if each < epoch})
-            self.runs[-1] = {each: values for each, values in self.runs[-1].items() if each < epoch}
+            self._rows_of[len(self.runs) - 1] = Counter({number: n for number, n in counts.items() if number < epoch})
+            self.runs[-1] = {number: values for number, values in self.runs[-1].items() if number < epoch}
 
     def _numbers(self, columns: Sequence[Cells], start: int, end: int) -> Values:
         """The last number of each column in some rows."""
@@ -343,14 +347,14 @@ class Epochs:
 
 
 def trains(key: str) -> bool:
-    """Whether a key is that of a metric which only training has."""
+    """Whether a key is of a metric that training has, and tests have not."""
     return key.startswith("train_") and not _BESIDE.fullmatch(key)
 
 
-def _without_tests(run: dict[int, Values], said: set[int]) -> dict[int, Values]:
+def _without_tests(run: dict[int, Values], not_numbers: set[int]) -> dict[int, Values]:
     """The epochs of a run whose program went on to test or validate: rows after the last epoch that trained are no
-    epochs. The last epoch has what was called a test. said: epochs with training values that are no numbers."""
-    trained = said | {epoch for epoch, values in run.items() if any(map(trains, values))}
+    epochs. The last epoch gets their values of tests. not_numbers: epochs whose training values are no numbers."""
+    trained = not_numbers | {epoch for epoch, values in run.items() if any(map(trains, values))}
     epochs, tests = sorted(run), dict[str, "array[float]"]()
     while len(epochs) > 1 and epochs[-1] not in trained and _is_beside(run, epochs, bool(trained)):
         tests = {key: numbers for key, numbers in run[epochs.pop()].items() if key.startswith("test_")} | tests
@@ -360,7 +364,7 @@ def _without_tests(run: dict[int, Values], said: set[int]) -> dict[int, Values]:
 
 
 def _is_beside(run: dict[int, Values], epochs: Sequence[int], trained: bool) -> bool:
-    """Whether the last of these epochs, which has no training values, was no epoch. trained: others have some."""
+    """Whether the last of these epochs, which has no training values, is a test. trained: others have some."""
     steps = [run[epoch]["step"][0] for epoch in epochs if "step" in run[epoch]]
     if len(steps) == len(epochs):
         typical = (steps[-2] - steps[0]) / (len(steps) - 2) if len(steps) > 2 else steps[0]
@@ -369,8 +373,9 @@ def _is_beside(run: dict[int, Values], epochs: Sequence[int], trained: bool) -> 
 
 
 def own_seconds(run: dict[int, Values]) -> dict[int, float]:
-    """Make seconds since the start, or of the clock, those of each epoch; returns epoch -> seconds since the start.
-    Seconds that go back are of a program that was started again."""
+    """If the seconds of a run count from its start, or are times of the clock, replace them by those of each epoch.
+    Returns epoch -> seconds since the start; {} if they are those of epochs already. Where seconds go back, the program
+    was started again."""
     epochs = sorted(run)
     if epochs and "seconds" not in run[epochs[-1]]:  # perhaps truncated
         epochs.pop()
@@ -393,7 +398,7 @@ def own_seconds(run: dict[int, Values]) -> dict[int, float]:
 
 
 def _are_cumulative(parts: Sequence[Sequence[float]]) -> bool:
-    """Whether times grow as those since a start do, in all parts of which each ascends."""
+    """Whether times count from a start: in each part they ascend by steps that are not much smaller than its first."""
     longer = [part for part in parts if len(part) > 1]
     return bool(longer) and all((part[-1] - part[0]) / (len(part) - 1) >= part[0] * _LEAST_OF_FIRST for part in longer)
 
@@ -403,7 +408,7 @@ def _of_test(key: str) -> bool:
 
 
 def _fill(epochs: list[bytes]) -> int:
-    """Give rows without an epoch the next one's; returns how many rows have one then."""
+    """Give rows without an epoch that of the next row which has one; returns how many rows have an epoch then."""
     whole = len(epochs)
     while whole and not epochs[whole - 1]:
         whole -= 1
@@ -437,8 +442,8 @@ def as_seconds(cell: bytes) -> float | None:
 
 def as_epoch(cell: bytes) -> int | None:
     """The whole number in a cell, below 10^9."""
-    found = _EPOCH.fullmatch(cell)
-    return int(found[1]) if found and int(found[1]) < _MOST_EPOCHS else None
+    match = _EPOCH.fullmatch(cell)
+    return int(match[1]) if match and int(match[1]) < _MOST_EPOCHS else None
 
 
 def key(name: str, section: str = "train") -> str:

@@ -23,7 +23,7 @@ from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.rows import Cells, Rows, as_epoch, as_number, key, plain
 from dmltrain.report.runs.block import Block
 from dmltrain.report.runs.packed import packer
-from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.run import FileValues, Values
 
 _MOST_STEPS = 10**9
 _LONG = 20  # times the usual time between steps
@@ -56,16 +56,16 @@ class TensorBoard:
                     self._take_row(row)
         return bool(self._rows.header)
 
-    def found(self) -> list[Found]:
+    def runs(self) -> list[FileValues]:
         metric, by_epoch = _metric(PurePath(self._file).name)
         nameless = "the file's name does not say what its values are: expected run-RUN-tag-NAME.csv"
         notes = (*self._rows.notes(), *((nameless,) if metric == "value" else ()))
         again = [
-            [attempts.again("step", self._again[number])] if number in self._again else []
+            [attempts.restart_note("step", self._again[number])] if number in self._again else []
             for number in range(len(self._attempts))
         ]
         return [
-            attempt.found(metric, by_epoch, (*notes, *more))
+            attempt.file_values(metric, by_epoch, (*notes, *more))
             for attempt, more in zip(self._attempts, again, strict=True)
         ]
 
@@ -103,7 +103,7 @@ class _Attempt(NamedTuple):
     numbers: dict[int, float]
     times: dict[int, float]
 
-    def found(self, metric: str, by_epoch: bool, notes: tuple[str, ...]) -> Found:
+    def file_values(self, metric: str, by_epoch: bool, notes: tuple[str, ...]) -> FileValues:
         steps = sorted(self.numbers)
         numbers = array("d", map(self.numbers.__getitem__, steps))
         times = array("d", map(self.times.__getitem__, steps))
@@ -123,7 +123,7 @@ class _Attempt(NamedTuple):
         elapsed = {
             step: round(time - times[0], 6) for step, time in zip(steps, times, strict=True) if time - times[0] >= 0
         }
-        return Found(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)
+        return FileValues(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)
 
 
 def _pauses(seconds: Sequence[float]) -> list[int]:
@@ -138,10 +138,10 @@ def _pauses(seconds: Sequence[float]) -> list[int]:
 
 def _metric(file: str) -> tuple[str, bool]:
     """The key of the metric in a file of this name, and whether its steps are epochs."""
-    found = _NAME.fullmatch(file.removesuffix(".csv"))
-    if not found:
+    match = _NAME.fullmatch(file.removesuffix(".csv"))
+    if not match:
         return "value", False
-    tag, run = plain(found["tag"]), plain(found["run"])
+    tag, run = plain(match["tag"]), plain(match["run"])
     by_epoch = tag.startswith("epoch_")
     split = next((split for word in run.split("_") if (split := record.split(word))), "")
     return key(tag.removeprefix("epoch_"), split), by_epoch

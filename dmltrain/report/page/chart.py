@@ -29,7 +29,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineChart:
     """Curves over a common axis. unit, x_unit: how values are shown (assets/value.js). whole: the axis counts
     epochs. again: another chart has the same values over another axis."""
 
@@ -78,7 +78,7 @@ class Lines:
 
 
 def _curve(curve: Curve, pool: Pool, most: int) -> dict[str, Any]:
-    places = thin.kept(curve.y, most)
+    places = thin.indices_to_keep(curve.y, most)
     packed = {
         "run": curve.run,
         "name": curve.name,
@@ -139,4 +139,4 @@ class Stack:
         return [f"Each bar is the mean of {self.mean} epochs."] if self.mean > 1 else []
 
 
-Chart = Lines | Stack
+Chart = LineChart | Stack

@@ -44,9 +44,9 @@ POINTS = (
 
 def document(sources: Sources, folder: str, version: str) -> str:
     """The page for `sources`; `folder`: where it will lie, for links. The same input gives the same text."""
-    made = sections(Context(sources, folder))
-    charts = [chart for _, section in made for chart in section.charts]
-    bodies = [_section(name, each) for name, each in made]
+    filled = sections(Context(sources, folder))
+    charts = [chart for _, section in filled for chart in section.charts]
+    bodies = [_section(name, section) for name, section in filled]
     most = points(charts, MOST_BYTES - sum(map(len, bodies)) - sum(len(_asset(name)) for name in ASSETS))
     title = _title(sources)
     head = [
@@ -56,7 +56,7 @@ def document(sources: Sources, folder: str, version: str) -> str:
     scripts = [_asset(LIBRARY), "\n".join(["(() => {", '"use strict";', *map(_script, SCRIPTS), "})();"])]
     body = [
         element("a", "To the content", href="#content", class_="skip"),
-        element("header", element("h1", title), _subtitle(sources, version), _contents(made)),
+        element("header", element("h1", title), _subtitle(sources, version), _contents(filled)),
         _legend(sources),
         element("main", *_notes(sources), *_thinned(charts, most), *bodies, id="content"),
         element("script", Markup(_data(sources, charts, most)), type="application/json", id="data"),
@@ -127,8 +127,8 @@ def _subtitle(sources: Sources, version: str) -> Markup:
     return element("p", f"{counted}; dmltrain {version}", class_="subtitle")
 
 
-def _contents(made: Sequence[tuple[str, Section]]) -> Markup:
-    links = [element("li", element("a", section.heading, href=f"#{name}")) for name, section in made]
+def _contents(filled: Sequence[tuple[str, Section]]) -> Markup:
+    links = [element("li", element("a", section.heading, href=f"#{name}")) for name, section in filled]
     return element("nav", element("ul", *links), aria_label="Contents")
 
 

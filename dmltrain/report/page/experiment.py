@@ -41,7 +41,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Row:
+class PageRow:
     """A row of the table. status: done, error, pending or running. cells: names of the folders of its cells. log: of a
     cell that failed, from the experiment's folder; "" if none did."""
 
@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedOnPage:
     """Results of others. rows: key of a column -> the figure, corrected where need be, and what was wrong with it."""
 
     title: str
@@ -64,7 +64,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ExperimentOnPage:
     """An experiment. columns: key -> heading. plots: (path of an SVG file, title)."""
 
     path: str
@@ -73,8 +73,8 @@ class Experiment:
     caption: tuple[str, ...]
     sentences: tuple[str, ...]
     columns: dict[str, str]
-    rows: tuple[Row, ...]
-    published: tuple[Published, ...]
+    rows: tuple[PageRow, ...]
+    published: tuple[PublishedOnPage, ...]
     plots: tuple[tuple[str, str], ...]
 
     def folders(self) -> Iterator[str]:
@@ -85,7 +85,7 @@ class Experiment:
                 yield folder
 
 
-def read(path: str) -> Experiment | None:
+def read(path: str) -> ExperimentOnPage | None:
     """The experiment in the folder `path`; None if it is none. UserError names a file that cannot be read."""
     file = os.path.join(path, RESULTS)
     if not os.path.isfile(file):
@@ -101,13 +101,13 @@ def read(path: str) -> Experiment | None:
         raise UserError(f"{file} is not read: {why}; expected the results of dmltrain-experiment") from None
 
 
-def parse(path: str, content: bytes) -> Experiment:
+def parse(path: str, content: bytes) -> ExperimentOnPage:
     """The experiment in a results.json. ValueError or RecursionError if it is no JSON object."""
     fields = json.loads(content)
     if not isinstance(fields, dict):
         raise ValueError("it holds no JSON object")
     columns = {_text(row.get("key")): _text(row.get("heading")) for row in _dicts(fields.get("columns"))}
-    return Experiment(
+    return ExperimentOnPage(
         path,
         _text(fields.get("title")) or os.path.basename(os.path.normpath(path)),
         _text(fields.get("small")),
@@ -115,7 +115,7 @@ def parse(path: str, content: bytes) -> Experiment:
         _texts(fields.get("sentences")),
         {key: heading or key for key, heading in columns.items() if key},
         tuple(_row(row) for row in _dicts(fields.get("rows"))),
-        tuple(_published(one) for one in _dicts(fields.get("published"))),
+        tuple(_published(table) for table in _dicts(fields.get("published"))),
         tuple(
             (file, _text(plot.get("title")) or file)
             for plot in _dicts(fields.get("plots"))
@@ -124,7 +124,7 @@ def parse(path: str, content: bytes) -> Experiment:
     )
 
 
-def plots(experiment: Experiment) -> Iterator[tuple[bytes, str]]:
+def plots(experiment: ExperimentOnPage) -> Iterator[tuple[bytes, str]]:
     """The content and title of each plot, as long as they fit into a page."""
     left = MOST_PLOT_BYTES
     for file, title in experiment.plots:
@@ -140,10 +140,10 @@ def plots(experiment: Experiment) -> Iterator[tuple[bytes, str]]:
         yield content, title
 
 
-def _row(row: dict[str, Any]) -> Row:
+def _row(row: dict[str, Any]) -> PageRow:
     settings, values, cells = row.get("settings"), row.get("values"), row.get("cells")
     log = _text(row.get("log"))
-    return Row(
+    return PageRow(
         {str(key)[:LONGEST]: _shown(value) for key, value in settings.items()} if isinstance(settings, dict) else {},
         _text(row.get("status")),
         {str(key)[:LONGEST]: _value(value) for key, value in values.items()} if isinstance(values, dict) else {},
@@ -153,16 +153,16 @@ def _row(row: dict[str, Any]) -> Row:
     )
 
 
-def _published(one: dict[str, Any]) -> Published:
+def _published(table: dict[str, Any]) -> PublishedOnPage:
     rows = tuple(
         {
             str(key)[:LONGEST]: (_text(figure.get("shown")), _text(figure.get("error")))
             for key, figure in row.items()
             if isinstance(figure, dict)
         }
-        for row in _dicts(one.get("rows"))
+        for row in _dicts(table.get("rows"))
     )
-    return Published(_text(one.get("title")), _text(one.get("source")), _text(one.get("note")), rows)
+    return PublishedOnPage(_text(table.get("title")), _text(table.get("source")), _text(table.get("note")), rows)
 
 
 def _is(pattern: re.Pattern[str], name: str) -> bool:

@@ -37,7 +37,7 @@ def join(parts: Iterable[Content]) -> Markup:
 
 
 @dataclass(frozen=True)
-class Cell:
+class HtmlCell:
     """A cell of a table. sort: what the rows are sorted by; None: its text. run: the number of a run, which gets its
     mark. link: where the text leads to."""
 
@@ -48,10 +48,10 @@ class Cell:
     link: str | None = None
 
 
-NOTHING = Cell("", "")
+NOTHING = HtmlCell("", "")
 
 
-def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[Cell]], sortable: bool = True) -> Markup:
+def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[HtmlCell]], sortable: bool = True) -> Markup:
     """A table that scrolls in its own frame. The first cell of a row is its heading."""
     numeric = [
         bool(rows) and all(row[place].number or not row[place].shown for row in rows) for place in range(len(headings))
@@ -60,14 +60,14 @@ def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[Cell]],
     body = [
         element("tr", *(_cell(cell, place == 0) for place, cell in enumerate(row)), data_run=_run(row)) for row in rows
     ]
-    made = element(
+    table_of_rows = element(
         "table",
         element("caption", caption),
         element("thead", head),
         element("tbody", *body),
         class_="sortable" if sortable else None,
     )
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return element("div", table_of_rows, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
 def _heading(name: str, number: bool, sortable: bool) -> Markup:
@@ -75,7 +75,7 @@ def _heading(name: str, number: bool, sortable: bool) -> Markup:
     return element("th", content, scope="col", class_="number" if number else None)
 
 
-def _cell(cell: Cell, first: bool) -> Markup:
+def _cell(cell: HtmlCell, first: bool) -> Markup:
     shown = element("a", cell.shown, href=cell.link) if cell.link is not None else text(cell.shown)
     if cell.run is not None:
         shown = Markup(mark(cell.run) + shown)
@@ -83,7 +83,7 @@ def _cell(cell: Cell, first: bool) -> Markup:
     return element("th", shown, scope="row", **more) if first else element("td", shown, **more)
 
 
-def _run(row: Sequence[Cell]) -> str | None:
+def _run(row: Sequence[HtmlCell]) -> str | None:
     return next((str(cell.run) for cell in row if cell.run is not None), None)
 
 

@@ -25,7 +25,7 @@ LARGEST = 1e30  # of a number; sums and differences of such numbers are finite
 
 
 @dataclass(frozen=True)
-class Host:
+class HostSamples:
     """The samples of a host. time: s since the first sample of the job. values: column -> a number for each time."""
 
     name: str
@@ -33,7 +33,7 @@ class Host:
     values: Mapping[str, Numbers]
 
 
-def read(folder: str) -> list[Host]:
+def read(folder: str) -> list[HostSamples]:
     """The hosts in the usage.csv of `folder`; [] if it has none that can be read."""
     path = os.path.join(folder, NAME)
     try:
@@ -50,7 +50,7 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe of that name keeps nobody waiting
 
 
-def parse(lines: Iterable[str]) -> list[Host]:
+def parse(lines: Iterable[str]) -> list[HostSamples]:
     """The hosts in the lines of a usage.csv, in the order of their first samples. Rows without a time are skipped."""
     rows: dict[str, list[tuple[float, dict[str, float | None]]]] = {}
     for row in _rows(lines):
@@ -59,7 +59,7 @@ def parse(lines: Iterable[str]) -> list[Host]:
             continue
         rows.setdefault(host, []).append((time, {column: _number(row.get(column)) for column in COLUMNS}))
     first = min((time for samples in rows.values() for time, _ in samples), default=0.0)
-    return [_host(name, first, sorted(samples, key=lambda one: one[0])) for name, samples in rows.items()]
+    return [_host(name, first, sorted(samples, key=lambda sample: sample[0])) for name, samples in rows.items()]
 
 
 def _rows(lines: Iterable[str]) -> Iterable[dict[str, str]]:
@@ -75,10 +75,10 @@ def _rows(lines: Iterable[str]) -> Iterable[dict[str, str]]:
             yield dict(zip(heading, cells, strict=False))
 
 
-def _host(name: str, first: float, samples: list[tuple[float, dict[str, float | None]]]) -> Host:
-    values = {column: [each[column] for _, each in samples] for column in COLUMNS}
+def _host(name: str, first: float, samples: list[tuple[float, dict[str, float | None]]]) -> HostSamples:
+    values = {column: [row[column] for _, row in samples] for column in COLUMNS}
     used = {column: numbers for column, numbers in values.items() if any(number is not None for number in numbers)}
-    return Host(name, [time - first for time, _ in samples], used)
+    return HostSamples(name, [time - first for time, _ in samples], used)
 
 
 def _number(text: str | None) -> float | None:

@@ -16,7 +16,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.report import reading
 from dmltrain.report.label import labels
 from dmltrain.report.page import experiment, samples
-from dmltrain.report.page.experiment import Experiment
+from dmltrain.report.page.experiment import ExperimentOnPage
 from dmltrain.report.runs import job_record
 from dmltrain.report.runs.facts import Facts, facts
 from dmltrain.report.runs.job_record import JobRecord
@@ -35,7 +35,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageRun:
     """A run on the page. number: from 0, chooses colour and marker. folder: with its logs, "" for standard input.
     hosts: what usage.csv says of them."""
 
@@ -43,7 +43,7 @@ class Shown:
     label: str
     run: Run
     folder: str
-    hosts: tuple[samples.Host, ...]
+    hosts: tuple[samples.HostSamples, ...]
 
     @cached_property
     def facts(self) -> Facts:
@@ -51,12 +51,13 @@ class Shown:
 
     @cached_property
     def workers(self) -> list[Worker]:
-        """Whose values are whose. Files are read again only if an epoch lacks values of some of them."""
+        """The values of each worker. If an epoch lacks values of some workers, the files are read again: then the order
+        of the values does not tell their workers."""
         files = self.run.files
         names = [os.path.basename(file).removesuffix(".log") for file in files] if self.folder else ["worker"]
         if len(files) <= 1:
             return [Worker(name, self.run.epochs) for name in names[:1]]
-        if all(len(found) == len(files) for values in self.run.epochs.values() for found in values.values()):
+        if all(len(numbers) == len(files) for values in self.run.epochs.values() for numbers in values.values()):
             return [Worker(name, _of_file(self.run, place)) for place, name in enumerate(names)]
         return [Worker(name, reading.read(file)[0].epochs) for name, file in zip(names, files, strict=True)]
 
@@ -79,64 +80,66 @@ class Folder:
 class Sources:
     """Everything that the page shows. faults: errors in the input; notes: remarks for readers."""
 
-    runs: tuple[Shown, ...] = ()
+    runs: tuple[PageRun, ...] = ()
     folders: tuple[Folder, ...] = ()
-    experiments: tuple[Experiment, ...] = ()
+    experiments: tuple[ExperimentOnPage, ...] = ()
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass
-class _Found:
+class _Collected:
+    """What was read of the paths so far. folders: the first run of each folder, and its path."""
+
     runs: list[Run] = field(default_factory=list)
     folders: list[tuple[Run | str, str]] = field(default_factory=list)
-    experiments: list[Experiment] = field(default_factory=list)
+    experiments: list[ExperimentOnPage] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
 def read(paths: Sequence[str]) -> Sources:
     """What is at `paths`; what cannot be read is a fault."""
-    found = _Found()
+    sources = _Collected()
     for path in paths:
         try:
             if (cells := experiment.read(path)) is not None:
-                found.experiments.append(cells)
+                sources.experiments.append(cells)
                 for folder in cells.folders():
-                    _add(found, folder)
+                    _add(sources, folder)
             else:
-                _add(found, path)
+                _add(sources, path)
         except UserError as error:
-            found.faults.append(str(error))
-    return _sources(found)
+            sources.faults.append(str(error))
+    return _sources(sources)
 
 
-def _add(found: _Found, path: str) -> None:
+def _add(sources: _Collected, path: str) -> None:
     runs = reading.read(path)
     for attempt in _numbered(path, RESTART):
         runs += [run for run in reading.read(attempt) if run.epochs]
-    found.runs += runs
+    sources.runs += runs
     if os.path.isdir(path):
-        found.folders.append((runs[0], path))
+        sources.folders.append((runs[0], path))
 
 
-def _sources(found: _Found) -> Sources:
-    faults, notes = list(found.faults), [note for run in found.runs for note in run.notes]
-    names = labels(found.runs)
+def _sources(sources: _Collected) -> Sources:
+    faults, notes = list(sources.faults), [note for run in sources.runs for note in run.notes]
+    names = labels(sources.runs)
     shown = [
-        Shown(number, label, run, folder, tuple(samples.read(folder) if folder else ()))
-        for number, (label, run) in enumerate(zip(names, found.runs, strict=True))
+        PageRun(number, label, run, folder, tuple(samples.read(folder) if folder else ()))
+        for number, (label, run) in enumerate(zip(names, sources.runs, strict=True))
         for folder in [_folder_of(run)]
     ]
     folders = []
-    for run, path in found.folders:
+    for run, path in sources.folders:
         try:
             if (known := job_record.read(path)) is not None:
-                label = names[next(place for place, each in enumerate(found.runs) if each is run)]
+                label = names[next(place for place, other in enumerate(sources.runs) if other is run)]
                 folders.append(Folder(label, path, known, tuple(_previous(path))))
         except UserError as error:
             notes.append(str(error))
-    faults += [fault for run in found.runs for fault in run.faults]
-    return Sources(tuple(shown), tuple(folders), tuple(found.experiments), tuple(faults), tuple(notes))
+    faults += [fault for run in sources.runs for fault in run.faults]
+    return Sources(tuple(shown), tuple(folders), tuple(sources.experiments), tuple(faults), tuple(notes))
 
 
 def _previous(path: str) -> Iterator[tuple[str, JobRecord]]:
@@ -148,10 +151,10 @@ def _previous(path: str) -> Iterator[tuple[str, JobRecord]]:
 def _numbered(path: str, names: re.Pattern[str]) -> list[str]:
     """The folders restart-1, restart-2, ... of a log folder, in order."""
     try:
-        found = [match for name in os.listdir(path) if (match := names.fullmatch(name))]
+        matches = [match for name in os.listdir(path) if (match := names.fullmatch(name))]
     except OSError:  # it is a file
         return []
-    folders = [os.path.join(path, match[0]) for match in sorted(found, key=lambda match: int(match[1]))]
+    folders = [os.path.join(path, match[0]) for match in sorted(matches, key=lambda match: int(match[1]))]
     return [folder for folder in folders if os.path.isdir(folder)]
 
 
@@ -165,5 +168,6 @@ def _folder_of(run: Run) -> str:
 def _of_file(run: Run, place: int) -> dict[int, dict[str, Sequence[float]]]:
     """The values of one file: `merge` keeps the order of the files."""
     return {
-        epoch: {key: found[place : place + 1] for key, found in values.items()} for epoch, values in run.epochs.items()
+        epoch: {key: numbers[place : place + 1] for key, numbers in values.items()}
+        for epoch, values in run.epochs.items()
     }

@@ -14,7 +14,7 @@ from dmltrain.report.table import mean
 Numbers = Sequence[float | None]
 
 
-def kept(numbers: Numbers, most: int) -> list[int]:
+def indices_to_keep(numbers: Numbers, most: int) -> list[int]:
     """The indices of at most `most` of `numbers` (at least 4), ascending."""
     if len(numbers) <= most:
         return list(range(len(numbers)))
@@ -33,20 +33,20 @@ def extremes(numbers: Numbers, places: Sequence[int], largest: bool) -> list[flo
     """For each kept place the smallest (or largest) number nearer to it than to another one."""
     choose = max if largest else min
     edges = [0, *((left + right + 1) // 2 for left, right in zip(places, places[1:], strict=False)), len(numbers)]
-    found: list[float | None] = []
+    indices_to_keep: list[float | None] = []
     for place, (start, end) in zip(places, zip(edges, edges[1:], strict=False), strict=True):
         known = [number for number in numbers[start:end] if number is not None and math.isfinite(number)]
-        found.append(choose(known) if known and finite(numbers[place]) else None)
-    return found
+        indices_to_keep.append(choose(known) if known and finite(numbers[place]) else None)
+    return indices_to_keep
 
 
 def means(numbers: Numbers, most: int) -> list[float | None]:
     """At most `most` means of consecutive numbers, of the same count but for the last."""
-    found: list[float | None] = []
+    indices_to_keep: list[float | None] = []
     for start in range(0, len(numbers), size := group(len(numbers), most)):
         known = [number for number in numbers[start : start + size] if number is not None and math.isfinite(number)]
-        found.append(mean(known) if known else None)
-    return found
+        indices_to_keep.append(mean(known) if known else None)
+    return indices_to_keep
 
 
 def group(count: int, most: int) -> int:

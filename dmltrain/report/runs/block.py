@@ -15,7 +15,8 @@ from typing import BinaryIO
 CHUNK = 1 << 20  # bytes read at once
 LONGEST_LINE = 1 << 20  # bytes; a longer line becomes several blocks
 LONGEST_RECORD = 4096  # bytes; blocks of one line overlap by this much, so that each record is whole in one of them
-TRUNCATED = "the last line is truncated; its {} is ignored"  # a note: a number after which nothing follows may go on
+# A note: digits of a number at the very end of a log may be missing.
+TRUNCATED = "the last line is truncated; its {} is ignored"
 SIGN = 64  # bytes at the beginning that show the encoding, or those of the first line if they are fewer
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;:?]{0,32}[ -/]?[@-~]")

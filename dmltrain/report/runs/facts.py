@@ -87,7 +87,7 @@ class Facts:
 
 def facts(run: Run) -> Facts:
     """The facts of `run`, from the lines that `reading` kept of its logs and from job.json in their folder."""
-    said: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     machines: dict[str, Machine] = {}
     nodes = {rank for head in run.heads for rank in re.findall(rb"Node\[(\d{1,6})\]", head)}
     for head in run.heads:
@@ -95,11 +95,11 @@ def facts(run: Run) -> Facts:
             if key == "machine":
                 machines.setdefault(value.name, value)
             else:
-                said.setdefault(key, value)
+                known.setdefault(key, value)
     record, notes = _record(run)
     if len(nodes) > 1:
-        said.setdefault("workers", len(nodes))  # all of them write to one log
-    return _combined(said, tuple(machines.values()), record or JobRecord(), notes)
+        known.setdefault("workers", len(nodes))  # all of them write to one log
+    return _combined(known, tuple(machines.values()), record or JobRecord(), notes)
 
 
 def _record(run: Run) -> tuple[JobRecord | None, tuple[str, ...]]:
@@ -115,38 +115,38 @@ def _record(run: Run) -> tuple[JobRecord | None, tuple[str, ...]]:
         return None, (str(error),)
 
 
-def _combined(said: dict[str, Any], machines: tuple[Machine, ...], record: JobRecord, notes: tuple[str, ...]) -> Facts:
-    options: dict[str, Value] = said.get("options") or {}
-    command = said.get("command") or (shlex.join(record.command) if record.command else None)
+def _combined(known: dict[str, Any], machines: tuple[Machine, ...], record: JobRecord, notes: tuple[str, ...]) -> Facts:
+    options: dict[str, Value] = known.get("options") or {}
+    command = known.get("command") or (shlex.join(record.command) if record.command else None)
     versions = {**record.versions, **{key: value for machine in machines for key, value in machine.versions.items()}}
-    if "version" in said:
-        versions["dmltrain"] = said["version"]
-    devices, device = said.get("devices") or _devices_of(options)
+    if "version" in known:
+        versions["dmltrain"] = known["version"]
+    devices, device = known.get("devices") or _devices_of(options)
     return Facts(
         command=command,
         options=options,
-        network=said.get("network") or _network_of(options),
-        parameters=said.get("parameters"),
-        dataset=said.get("dataset") or _text(options, "dataset"),
-        training_samples=said.get("training_samples") or _positive(options, "num_examples"),
-        validation_samples=said.get("validation_samples"),
+        network=known.get("network") or _network_of(options),
+        parameters=known.get("parameters"),
+        dataset=known.get("dataset") or _text(options, "dataset"),
+        training_samples=known.get("training_samples") or _positive(options, "num_examples"),
+        validation_samples=known.get("validation_samples"),
         machines=machines,
         hosts=record.hosts or tuple(machine.name for machine in machines),
         worker_hosts=record.worker_hosts or tuple(machine.name for machine in machines),
         versions=versions,
-        workers=said.get("workers") or record.workers,
+        workers=known.get("workers") or record.workers,
         servers=record.servers,
         devices=devices,
         device=device,
-        batch=said.get("batch") or _batch_of(options),
-        batches=said.get("batches"),
-        backend=_text(options, "backend") or said.get("backend"),
+        batch=known.get("batch") or _batch_of(options),
+        batches=known.get("batches"),
+        backend=_text(options, "backend") or known.get("backend"),
         launcher=record.launcher,
         started=record.started,
         seconds=record.seconds,
         exit_code=record.exit_code,
         cause=record.cause,
-        limits=said.get("limits"),
+        limits=known.get("limits"),
         notes=notes,
     )
 
@@ -181,24 +181,24 @@ def lines(head: str) -> Iterator[tuple[str, Any]]:
                 yield "options", options
             continue
         for pattern in _LINES.values():
-            if found := pattern.fullmatch(message.rstrip()):
-                yield from _said(found)
+            if match := pattern.fullmatch(message.rstrip()):
+                yield from _facts_in(match)
                 break
 
 
-def _said(found: re.Match[str]) -> Iterator[tuple[str, Any]]:
-    said = found.groupdict()
-    if "machine" in said:
-        yield "machine", machine(said["name"], said["machine"])
-    elif "contexts" in said:
-        names = re.findall(r"(cpu|gpu)\(\d+\)", said["contexts"])
+def _facts_in(match: re.Match[str]) -> Iterator[tuple[str, Any]]:
+    groups = match.groupdict()
+    if "machine" in groups:
+        yield "machine", machine(groups["name"], groups["machine"])
+    elif "contexts" in groups:
+        names = re.findall(r"(cpu|gpu)\(\d+\)", groups["contexts"])
         if names:
             yield "devices", (len(names), names[0])
-    elif "device" in said:
-        yield "devices", (int(said["devices"]), said["device"])
-        yield "workers", int(said["workers"])
+    elif "device" in groups:
+        yield "devices", (int(groups["devices"]), groups["device"])
+        yield "workers", int(groups["workers"])
     else:
-        for key, text in said.items():
+        for key, text in groups.items():
             count = key in ("parameters", "training_samples", "validation_samples", "batch", "batches")
             yield key, int(text) if count else text.lower() if key == "backend" else text
 
@@ -219,7 +219,7 @@ def machine(name: str, text: str) -> Machine:
         int(cores) if cores.isascii() and cores.isdigit() and len(cores) < 9 else None,
         float(memory[1]) if memory else None,
         parts[1] if len(parts) > 1 else "",
-        {found[1].lower(): found[2] for part in parts if (found := _VERSION.fullmatch(part))},
+        {match[1].lower(): match[2] for part in parts if (match := _VERSION.fullmatch(part))},
         tuple(parts[threads + 1 :]),
     )
 

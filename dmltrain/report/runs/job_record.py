@@ -23,7 +23,7 @@ _FORMATS = (0, 1)
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessRecord:
     """A process of the last attempt. name: `worker-0`. exit_code: as a shell says it; None: unknown, or it runs.
     signal: which ended it, "" if none did. by_launcher: the launcher ended it."""
 
@@ -35,7 +35,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """An attempt before the last one: when and why it ended."""
 
     ended: str | None
@@ -44,7 +44,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeRecord:
     """The kvstore has changed `after` s from the attempt's start, to `now`. `where`: in the training of all workers,
     such as "after step 147"."""
 
@@ -71,17 +71,17 @@ class JobRecord:
     exit_code: int | None = None
     cause: str | None = None
     ended: str | None = None
-    processes: tuple[Process, ...] = ()
-    earlier: tuple[Attempt, ...] = ()
-    changes: tuple[Change, ...] = ()
+    processes: tuple[ProcessRecord, ...] = ()
+    earlier: tuple[AttemptRecord, ...] = ()
+    changes: tuple[ChangeRecord, ...] = ()
 
 
 def read(folder: str) -> JobRecord | None:
     """The record of the job whose logs are in `folder`: there, or above it if it is that of a restart. None if there
     is none. UserError, which names the file, if it is not a valid record."""
     folders = [folder, os.path.join(folder, "..")] if re.fullmatch(r"restart-\d+", _last(folder)) else [folder]
-    for each in folders:
-        path = os.path.normpath(os.path.join(each, NAME))
+    for candidate in folders:
+        path = os.path.normpath(os.path.join(candidate, NAME))
         try:
             return parse(path, _content(path))
         except FileNotFoundError:
@@ -139,20 +139,20 @@ def _checked(fields: dict[str, Any]) -> JobRecord:
         ended=_text(fields.get("ended")),
         processes=tuple(_process(row) for row in _rows(fields.get("processes"))),
         earlier=tuple(
-            Attempt(_text(row.get("ended")), _count(row.get("exit_code")), _text(row.get("cause")))
+            AttemptRecord(_text(row.get("ended")), _count(row.get("exit_code")), _text(row.get("cause")))
             for row in _rows(fields.get("restarts"))
         ),
         changes=tuple(
-            Change(_seconds(row.get("after")), _text(row.get("where")) or "", now, _text(row.get("by")) or "")
+            ChangeRecord(_seconds(row.get("after")), _text(row.get("where")) or "", now, _text(row.get("by")) or "")
             for row in _rows(fields.get("kvstore_changes"))
             if (now := _text(row.get("now")))
         ),
     )
 
 
-def _process(row: dict[str, Any]) -> Process:
+def _process(row: dict[str, Any]) -> ProcessRecord:
     role, rank = _text(row.get("role")) or "a process", _count(row.get("rank"))
-    return Process(
+    return ProcessRecord(
         role if rank is None else f"{role}-{rank}",
         _text(row.get("host")) or "",
         _count(row.get("exit_code")),

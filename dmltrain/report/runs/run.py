@@ -15,11 +15,11 @@ Values = dict[str, "array[float]"]
 
 
 @dataclass(frozen=True)
-class Found:
+class FileValues:
     """The values of one run in one file.
 
     epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
-    used if there is no value per epoch. first: number of the first epoch (0 or 1), None if the log counts iterations.
+    used if the epoch has no such value. first: number of the first epoch (0 or 1), None if the log counts iterations.
     elapsed: epoch -> seconds from the log's first line to the epoch's last, where lines have times. unnamed: the log
     does not say that its training accuracy is one (`train=0.47`). workers: the same of its other workers, whose lines
     the file has, too.
@@ -31,7 +31,7 @@ class Found:
     notes: tuple[str, ...] = ()
     elapsed: dict[int, float] = field(default_factory=dict)
     unnamed: bool = False
-    workers: tuple[Found, ...] = ()
+    workers: tuple[FileValues, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,24 @@ class Run:
 
 def merge(
     log: str,
-    files: Sequence[tuple[str, Found]],
+    files: Sequence[tuple[str, FileValues]],
     part: int = 0,
     faults: Sequence[str] = (),
     notes: Sequence[str] = (),
     heads: Sequence[bytes] = (),
 ) -> Run:
     """The run whose workers wrote `files` (path, its values): each epoch has the values of all workers."""
-    files = [(path, one) for path, found in files for one in (found, *found.workers)]
+    files = [(path, of_worker) for path, of_file in files for of_worker in (of_file, *of_file.workers)]
     epochs = dict(files[0][1].epochs) if files else {}
-    for _, found in files[1:]:
-        for epoch, values in found.epochs.items():
+    for _, of_file in files[1:]:
+        for epoch, values in of_file.epochs.items():
             for key, numbers in values.items():
                 epochs.setdefault(epoch, {}).setdefault(key, array("d")).extend(numbers)
-    from_last_batch = _stand_in(epochs, [found.snapshots for _, found in files])
+    from_last_batch = _stand_in(epochs, [of_file.snapshots for _, of_file in files])
     _derive(epochs)
-    doubts = unnamed.rename(epochs, heads) if files and all(found.unnamed for _, found in files) else ()
+    doubts = unnamed.rename(epochs, heads) if files and all(of_file.unnamed for _, of_file in files) else ()
     paths, first = tuple(dict.fromkeys(path for path, _ in files)), files[0][1].first if files else 0
-    notes = (*notes, *dict.fromkeys(f"{path}: {note}" for path, found in files for note in found.notes))
+    notes = (*notes, *dict.fromkeys(f"{path}: {note}" for path, of_file in files for note in of_file.notes))
     notes = (*notes, *(f"{log}: {doubt}" for doubt in doubts))
     return Run(
         log,
@@ -87,7 +87,7 @@ def merge(
         tuple(faults),
         notes,
         tuple(heads),
-        _elapsed([found.elapsed for _, found in files]),
+        _elapsed([of_file.elapsed for _, of_file in files]),
     )
 
 
@@ -108,13 +108,13 @@ def _stand_in(epochs: dict[int, Values], snapshots: list[dict[int, dict[str, flo
     """
     lacking = {
         (epoch, key)
-        for found in snapshots
-        for epoch, metrics in found.items()
+        for of_file in snapshots
+        for epoch, metrics in of_file.items()
         for key in metrics
         if key not in epochs.get(epoch, ())
     }
-    for found in snapshots:
-        for epoch, metrics in found.items():
+    for of_file in snapshots:
+        for epoch, metrics in of_file.items():
             for key, number in metrics.items():
                 if (epoch, key) in lacking:
                     epochs.setdefault(epoch, {}).setdefault(key, array("d")).append(number)

@@ -43,8 +43,7 @@ class _Asked(NamedTuple):
 
 
 class Clock:
-    """The time since the first line of a log that has one. What it says of a line is final after the last block: see
-    `settled`."""
+    """Times of a log's lines, since its first line that has one. They are final after the last block: see `settled`."""
 
     def __init__(self) -> None:
         self._first: re.Match[bytes] | None = None
@@ -64,13 +63,13 @@ class Clock:
 
     @property
     def running(self) -> bool:
-        """Whether the log has times."""
+        """Whether a time was found in the log."""
         return self._first is not None
 
     def of_block(self, block: Block) -> float | None:
         """From the log's first time to the first one of a block; None without one."""
-        found = _STAMP.search(block.data)
-        return self._passed(found) if found else None
+        match = _STAMP.search(block.data)
+        return self._passed(match) if match else None
 
     def seconds(self, data: bytes, at: int) -> float | None:
         """From the log's first time to that of the line that has position `at` of a block's data; None without one."""
@@ -79,8 +78,8 @@ class Clock:
         line = max(line, data.rfind(b"\n", since, at) + 1, data.rfind(b"\r", since, at) + 1)
         prefix = data[line : min(at, line + _PREFIX)]
         if last.data is not data or last.line != line or last.prefix != prefix:
-            found = _STAMP.search(prefix)
-            last = _Asked(data, at, line, prefix, self._passed(found) if found else None)
+            match = _STAMP.search(prefix)
+            last = _Asked(data, at, line, prefix, self._passed(match) if match else None)
         self._last = last._replace(at=at)
         return last.seconds
 
@@ -102,35 +101,35 @@ class Clock:
         day, month, year = self._dates[0]
         return (AMBIGUOUS.format(f"{day:02}/{month:02}/{year}"),) if len(fits) != 1 else ()
 
-    def _passed(self, found: re.Match[bytes]) -> float | None:
+    def _passed(self, match: re.Match[bytes]) -> float | None:
         if self._first is None:
             return None
-        passed = _seconds(found) - _seconds(self._first)
-        if found["either"] and self._first["either"]:
+        passed = _seconds(match) - _seconds(self._first)
+        if match["either"] and self._first["either"]:
             passed = round(passed, 6)
-            self._by_day[passed] = round(_seconds(found, True) - _seconds(self._first, True), 6)
+            self._by_day[passed] = round(_seconds(match, True) - _seconds(self._first, True), 6)
             return passed
-        if passed < 0 and found[9] and not found["glog"]:
+        if passed < 0 and match[9] and not match["glog"]:
             passed += _YEAR
         return round(passed, 6) if passed >= 0 else None
 
 
 def _fits(dates: list[tuple[int, ...]], day_first: bool) -> bool:
-    """Whether the dates of a log may be so written: months up to 12, and none goes back."""
+    """Whether the dates of a log can be read in this order of month and day: no month above 12, and none goes back."""
     calendar_dates = [(year, b, a) if day_first else (year, a, b) for a, b, year in dates]
     return all(month <= 12 for _, month, _ in calendar_dates) and calendar_dates == sorted(calendar_dates)
 
 
-def _seconds(found: re.Match[bytes], day_first: bool = False) -> float:
-    """Since an arbitrary moment."""
-    if found["iso"]:
-        year, month, day, *clock = found.group(1, 2, 3, 4, 5, 6, 7)
-    elif found["either"]:
-        month, day, year, *clock = found.group(15, 16, 17, 18, 19, 20, 21)
+def _seconds(match: re.Match[bytes], day_first: bool = False) -> float:
+    """The seconds of a time since an arbitrary moment, the same for all times of a log."""
+    if match["iso"]:
+        year, month, day, *clock = match.group(1, 2, 3, 4, 5, 6, 7)
+    elif match["either"]:
+        month, day, year, *clock = match.group(15, 16, 17, 18, 19, 20, 21)
         month, day = (day, month) if day_first else (month, day)
     else:
-        year, (month, day, *clock) = found["glog"] or b"2000", found.group(9, 10, 11, 12, 13, 14)
+        year, (month, day, *clock) = match["glog"] or b"2000", match.group(9, 10, 11, 12, 13, 14)
     days = calendar.timegm((int(year), max(1, min(12, int(month))), 1, 0, 0, 0)) // 86400 + int(day) - 1
-    days += 366 * max(0, int(month) - 12)  # no month, but another moment
+    days += 366 * max(0, int(month) - 12)  # no valid month: still another moment than all valid ones
     hours, minutes, seconds, fraction = clock
     return days * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(b"0." + (fraction or b"0"))

@@ -65,14 +65,14 @@ def rename(epochs: Epochs, heads: Sequence[bytes]) -> tuple[str, ...]:
     verdict = judge(train, validation, any(_MIXUP.search(head) for head in heads))
     if verdict is Verdict.ACCURACY:
         return ()
-    said = f"`train=` does not say which metric it is; it goes from {train[0]:g} to {train[-1]:g}, "
-    said += f"the validation accuracy from {validation[0]:g} to {validation[-1]:g}: "
+    reason = f"`train=` does not say which metric it is; it goes from {train[0]:g} to {train[-1]:g}, "
+    reason += f"the validation accuracy from {validation[0]:g} to {validation[-1]:g}: "
     if verdict is Verdict.DOUBTFUL:
-        return (said + "it may be no accuracy, but an error such as the one that gluoncv prints with mixup",)
+        return (reason + "it may be no accuracy, but an error such as the one that gluoncv prints with mixup",)
     for row in epochs.values():
         if TRAIN in row:
             row[SHOWN_AS] = row.pop(TRAIN)
-    return (said + "an error, as gluoncv prints with mixup; --metric-names metric shows it",)
+    return (reason + "an error, as gluoncv prints with mixup; --metric-names metric shows it",)
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -1,1 +1,1 @@
-"""What a run, or several, came to: summaries, comparisons, and how sure they are."""
+"""Summaries of runs, comparisons, and how certain their differences are."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dmltrain.report.runs.facts import Facts, facts
 from dmltrain.report.runs.run import Run
-from dmltrain.report.summaries.measured import Measured
-from dmltrain.report.summaries.summary import COLUMNS, SETTINGS, Column, Value, of
+from dmltrain.report.summaries.measured import MeasuredRun
+from dmltrain.report.summaries.summary import COLUMNS, SETTINGS, Column, Value, row_of
 from dmltrain.report.summaries.verdict import Side, Verdict, verdicts
 from dmltrain.report.table import mean
 
@@ -16,7 +16,7 @@ NOTHING = "-"
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingDifference:
     """A setting that differs; a group with several values has all of them."""
 
     name: str
@@ -25,7 +25,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Result:
+class ColumnDifference:
     """A column of the summary: of a group the mean. change: `+12.3 %`, or `+0.0123` for fractions."""
 
     name: str
@@ -42,19 +42,19 @@ class Result:
 class Comparison:
     """same: how many settings are known and equal. only: names of options that only one program has, for A and B."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingDifference, ...]
     same: int
     only: tuple[tuple[str, ...], tuple[str, ...]]
-    results: tuple[Result, ...]
+    results: tuple[ColumnDifference, ...]
     verdicts: tuple[Verdict, ...]
 
 
 def compare(a: Sequence[Run], b: Sequence[Run], aggregate: str = "mean") -> Comparison:
     """The comparison of two groups of at least one run each; `aggregate` combines the workers of a run."""
-    first, second = ([Measured(run, facts(run), aggregate) for run in side] for side in (a, b))
+    first, second = ([MeasuredRun(run, facts(run), aggregate) for run in side] for side in (a, b))
     known = [dict(_settings([run.facts for run in side])) for side in (first, second)]
     names = list(dict.fromkeys([*known[0], *known[1]]))
-    settings = [Setting(name, known[0].get(name, NOTHING), known[1].get(name, NOTHING)) for name in names]
+    settings = [SettingDifference(name, known[0].get(name, NOTHING), known[1].get(name, NOTHING)) for name in names]
     only = _only_one(known)
     differ = [setting for setting in settings if setting.a != setting.b and setting.name not in (*only[0], *only[1])]
     same = sum(setting.a == setting.b for setting in settings)
@@ -83,9 +83,9 @@ def _settings(group: Sequence[Facts]) -> Iterator[tuple[str, str]]:
 
 
 def _values(name: str, values: Sequence[object]) -> Iterator[tuple[str, str]]:
-    said = [value for value in values if value is not None]
-    if said:
-        yield name, _joined(said)
+    known = [value for value in values if value is not None]
+    if known:
+        yield name, _joined(known)
 
 
 def _joined(values: Sequence[object]) -> str:
@@ -114,24 +114,24 @@ def _only_one(known: Sequence[dict[str, str]]) -> tuple[tuple[str, ...], tuple[s
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def _results(a: Side, b: Side) -> Iterator[Result]:
+def _results(a: Side, b: Side) -> Iterator[ColumnDifference]:
     """The columns of the summary that are results and of which either side knows one."""
-    rows = [[of(measured) for measured in side] for side in (a, b)]
+    rows = [[row_of(measured) for measured in side] for side in (a, b)]
     for name, column in COLUMNS.items():
         if (name in SETTINGS and name != "epochs") or name == "run":
             continue
         values = [_together([row[name] for row in side]) for side in rows]
         if any(value is not None for value in values):
-            yield Result(name, values[0], values[1], _change(column, *values))
+            yield ColumnDifference(name, values[0], values[1], _change(column, *values))
 
 
 def _together(values: Sequence[Value]) -> Value:
     """The mean of what is known; texts one after the other."""
-    said = [value for value in values if value is not None]
-    numbers = [value for value in said if isinstance(value, int | float)]
+    known = [value for value in values if value is not None]
+    numbers = [value for value in known if isinstance(value, int | float)]
     if numbers:
         return numbers[0] if len(set(numbers)) == 1 else mean([float(number) for number in numbers])
-    return _joined(said) if said else None
+    return _joined(known) if known else None
 
 
 def _change(column: Column, a: Value, b: Value) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dmltrain.report.label import printable
-from dmltrain.report.summaries.compare import NOTHING, Comparison, Result
+from dmltrain.report.summaries.compare import NOTHING, ColumnDifference, Comparison
 from dmltrain.report.summaries.summary import Value
 from dmltrain.report.summaries.summary_text import plain
 from dmltrain.report.text import escaped, json_cell
@@ -22,37 +22,37 @@ _LEAST = 12  # letters of a shortened cell
 class Compared:
     """A comparison, and the names of both sides' runs."""
 
-    found: Comparison
+    comparison: Comparison
     a: tuple[str, ...]
     b: tuple[str, ...]
 
 
 def markdown(compared: Compared, width: int | None = None) -> str:
-    found = compared.found
+    comparison = compared.comparison
     parts = [_folded(f"A: {_named(compared.a)}", width) + "\n" + _folded(f"B: {_named(compared.b)}", width)]
-    settings = [(setting.name, setting.a, setting.b) for setting in found.settings]
+    settings = [(setting.name, setting.a, setting.b) for setting in comparison.settings]
     if settings:
         parts.append(_table(("what differs", "A", "B"), settings, width))
-    parts.append(_folded(_rest(found), width))
+    parts.append(_folded(_rest(comparison), width))
     results = [
         (result.column.heading, _shown(result, result.a), _shown(result, result.b), result.change)
-        for result in found.results
+        for result in comparison.results
     ]
     if results:
         parts.append(_table(("result", "A", "B", "B - A"), results, width))
-    return "\n\n".join([*parts, *(_folded(verdict.text, width) for verdict in found.verdicts)]) + "\n"
+    return "\n\n".join([*parts, *(_folded(verdict.text, width) for verdict in comparison.verdicts)]) + "\n"
 
 
 def _named(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
 
 
-def _rest(found: Comparison) -> str:
+def _rest(result: Comparison) -> str:
     """What the table of settings leaves out."""
-    equal = f"{found.same} {'other settings' if found.settings else 'settings, all that the logs say,'} are the same."
-    sentences = [equal if found.same or found.settings else "The logs do not say any setting."]
+    equal = f"{result.same} {'other settings' if result.settings else 'settings, all that the logs say,'} are the same."
+    sentences = [equal if result.same or result.settings else "The logs do not say any setting."]
     sentences += [
-        f"Options of {name} only: {', '.join(names)}." for name, names in zip("AB", found.only, strict=True) if names
+        f"Options of {name} only: {', '.join(names)}." for name, names in zip("AB", result.only, strict=True) if names
     ]
     return " ".join(sentences)
 
@@ -62,7 +62,7 @@ def _folded(text: str, width: int | None) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False) if width else text
 
 
-def _shown(result: Result, value: Value) -> str:
+def _shown(result: ColumnDifference, value: Value) -> str:
     return result.column.show(value)
 
 
@@ -84,18 +84,18 @@ def _short(cell: str, most: int) -> str:
     return cell if len(cell) <= most else cell[: most - 3] + "..."
 
 
-def _lines(compared: Compared, show: Callable[[Result, Value], str]) -> list[list[str]]:
-    found = compared.found
+def _lines(compared: Compared, show: Callable[[ColumnDifference, Value], str]) -> list[list[str]]:
+    comparison = compared.comparison
     lines = [["part", "name", "A", "B", "B - A"]]
     lines += [["runs", "", "; ".join(compared.a), "; ".join(compared.b), ""]]
-    lines += [["setting", setting.name, setting.a, setting.b, ""] for setting in found.settings]
-    lines += [["only A", name, "", NOTHING, ""] for name in found.only[0]]
-    lines += [["only B", name, NOTHING, "", ""] for name in found.only[1]]
+    lines += [["setting", setting.name, setting.a, setting.b, ""] for setting in comparison.settings]
+    lines += [["only A", name, "", NOTHING, ""] for name in comparison.only[0]]
+    lines += [["only B", name, NOTHING, "", ""] for name in comparison.only[1]]
     lines += [
         ["result", result.name, show(result, result.a), show(result, result.b), result.change]
-        for result in found.results
+        for result in comparison.results
     ]
-    return lines + [["verdict", verdict.about, verdict.result, verdict.text, ""] for verdict in found.verdicts]
+    return lines + [["verdict", verdict.about, verdict.result, verdict.text, ""] for verdict in comparison.verdicts]
 
 
 def comma_separated(compared: Compared, width: int | None = None) -> str:
@@ -112,18 +112,18 @@ def tabs(compared: Compared, width: int | None = None) -> str:
 
 def as_json(compared: Compared, width: int | None = None) -> str:
     """{"a", "b": names, "settings", "same", "only", "results", "verdicts"}."""
-    found = compared.found
+    comparison = compared.comparison
     value = {
         "a": compared.a,
         "b": compared.b,
-        "settings": [{"name": setting.name, "a": setting.a, "b": setting.b} for setting in found.settings],
-        "same": found.same,
-        "only": {"a": found.only[0], "b": found.only[1]},
+        "settings": [{"name": setting.name, "a": setting.a, "b": setting.b} for setting in comparison.settings],
+        "same": comparison.same,
+        "only": {"a": comparison.only[0], "b": comparison.only[1]},
         "results": [
-            {"name": result.name, "a": json_cell(result.a), "b": json_cell(result.b)} for result in found.results
+            {"name": result.name, "a": json_cell(result.a), "b": json_cell(result.b)} for result in comparison.results
         ],
         "verdicts": [
-            {"about": verdict.about, "result": verdict.result, "text": verdict.text} for verdict in found.verdicts
+            {"about": verdict.about, "result": verdict.result, "text": verdict.text} for verdict in comparison.verdicts
         ],
     }
     return json.dumps(value, indent=1, allow_nan=False) + "\n"

@@ -18,7 +18,7 @@ _SPENT = tuple(record.metric(name) for name in record.COMMUNICATION if name != "
 _PERCENT = 100.0
 
 
-class Measured:
+class MeasuredRun:
     """A run, its facts, and its values. `aggregate` (mean, max, last) combines the values of an epoch's workers."""
 
     def __init__(self, run: Run, known: Facts, aggregate: str = "mean") -> None:
@@ -26,7 +26,7 @@ class Measured:
 
     @cached_property
     def done(self) -> list[int]:
-        """The completed epochs: those of which more is known than a batch line."""
+        """The completed epochs: those that have more than the values of a batch line."""
         unfinished = {
             epoch
             for epoch in self.run.from_last_batch
@@ -45,13 +45,13 @@ class Measured:
 
     @cached_property
     def epoch_seconds(self) -> dict[int, float]:
-        """Of each completed epoch; {} if the log counts iterations, where a row may be any number of them."""
+        """Completed epoch -> its seconds; {} if the log counts iterations: then a row has any number of them."""
         cells = self.cells("seconds")
         return {} if self.run.first is None else {epoch: cells[epoch] for epoch in self.done if epoch in cells}
 
     @cached_property
     def workers(self) -> int | None:
-        """As the log or job.json says; else how many different values most epochs have."""
+        """The number of workers, as the log or job.json says; else how many different values most epochs have."""
         return self.facts.workers or _writers(self.run)
 
     def cells(self, key: str) -> dict[int, float]:
@@ -59,7 +59,7 @@ class Measured:
         return self._combined(key, self._aggregate)  # type: ignore[arg-type]
 
     def means(self, key: str) -> dict[int, float]:
-        """The same, always the mean of all workers."""
+        """Epoch -> mean of all workers, whatever the aggregate. Accuracies are fractions."""
         return self._combined(key, mean)
 
     def sums(self, key: str) -> dict[int, float]:
@@ -75,7 +75,7 @@ class Measured:
         }
 
     def largest(self, key: str) -> float | None:
-        """Of all workers and epochs."""
+        """The largest value of all workers and epochs; None if there is none."""
         numbers = [number for values in self.run.epochs.values() if key in values for number in values[key]]
         return largest(numbers) if numbers else None
 
@@ -115,12 +115,12 @@ class Measured:
 
 def over(cells: Mapping[int, float], epochs: Sequence[int]) -> float | None:
     """The mean of the cells of `epochs`; None if there is none."""
-    found = [cells[epoch] for epoch in epochs if epoch in cells]
-    return mean(found) if found else None
+    known = [cells[epoch] for epoch in epochs if epoch in cells]
+    return mean(known) if known else None
 
 
 def _writers(run: Run) -> int | None:
-    """How many different values a key has at most in an epoch, in most epochs. A log that has every line twice is one
-    worker's."""
+    """The number of workers, estimated: the largest number of different values that a key has in an epoch, in most
+    epochs. Equal values do not count, because a log of one worker may have every line twice."""
     counts = Counter(max(len(set(numbers)) for numbers in values.values()) for values in run.epochs.values() if values)
     return counts.most_common(1)[0][0] if counts else None

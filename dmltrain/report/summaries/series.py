@@ -14,7 +14,7 @@ from dataclasses import replace
 from dmltrain.base.errors import UserError
 from dmltrain.report.runs.facts import Facts, facts
 from dmltrain.report.runs.run import Run
-from dmltrain.report.summaries.measured import ACCURACY, Measured
+from dmltrain.report.summaries.measured import ACCURACY, MeasuredRun
 from dmltrain.report.table import Table, table
 
 TEST_ERROR = "test_error"  # 1 - validation_accuracy
@@ -30,10 +30,10 @@ def points(
     aggregate: mean, max or last of an epoch's workers. known: the run's facts, if they were read already. Values may be
     nan or infinite. [] if the run has no such value or the log does not say `x`.
     """
-    return points_of(Measured(run, known or facts(run), aggregate), key, x)
+    return points_of(MeasuredRun(run, known or facts(run), aggregate), key, x)
 
 
-def points_of(measured: Measured, key: str, x: str = "epoch") -> list[tuple[float, float]]:
+def points_of(measured: MeasuredRun, key: str, x: str = "epoch") -> list[tuple[float, float]]:
     """The same of a run whose values were combined already."""
     at = positions(measured, x)
     cells = measured.cells(ACCURACY if key == TEST_ERROR else key)
@@ -45,7 +45,7 @@ def points_of(measured: Measured, key: str, x: str = "epoch") -> list[tuple[floa
 def table_over(run: Run, aggregate: str, x: str) -> Table:
     """The table of `run` with `x` in its first column. UserError if the log does not say `x` of any epoch."""
     combined = "mean" if aggregate == "all" else aggregate
-    at = positions(Measured(run, facts(run), combined), x)
+    at = positions(MeasuredRun(run, facts(run), combined), x)
     if run.epochs and not at:
         raise UserError(f"{run.log}: --x {x}: {_EXPECTED[x]}")
     return replace(table(run, aggregate), places=at, axis=AXES[x])
@@ -59,7 +59,7 @@ _EXPECTED = {
 }
 
 
-def positions(measured: Measured, x: str) -> dict[int, float]:
+def positions(measured: MeasuredRun, x: str) -> dict[int, float]:
     """Epoch as printed -> its place on the axis `x`; without the epochs whose place the log does not say."""
     run = measured.run
     if x == "time":
@@ -73,7 +73,7 @@ def positions(measured: Measured, x: str) -> dict[int, float]:
     return {epoch: number * steps for epoch, number in counted.items()} if steps else {}
 
 
-def steps_of_an_epoch(measured: Measured) -> int | None:
+def steps_of_an_epoch(measured: MeasuredRun) -> int | None:
     """As the log says; else from samples, batch and workers. None if these are unknown."""
     known, workers = measured.facts, measured.workers
     batches = known.batches
@@ -85,7 +85,7 @@ def steps_of_an_epoch(measured: Measured) -> int | None:
     return batches
 
 
-def _times(measured: Measured) -> dict[int, float]:
+def _times(measured: MeasuredRun) -> dict[int, float]:
     """The time of each epoch from those of its lines. One without keeps its row: its seconds after the last."""
     known, seconds = measured.run.elapsed, measured.cells("seconds")
     at: dict[int, float] = {}
@@ -96,7 +96,7 @@ def _times(measured: Measured) -> dict[int, float]:
     return at
 
 
-def _sums(measured: Measured) -> dict[int, float]:
+def _sums(measured: MeasuredRun) -> dict[int, float]:
     """The seconds until the end of each epoch, up to the first epoch whose seconds are unknown."""
     passed, at, seconds = 0.0, {}, measured.cells("seconds")
     for epoch in measured.run.epochs:

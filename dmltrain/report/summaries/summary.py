@@ -15,7 +15,7 @@ from dmltrain.report.label import labels, printable
 from dmltrain.report.runs.facts import Facts, facts
 from dmltrain.report.runs.run import Run
 from dmltrain.report.summaries import show
-from dmltrain.report.summaries.measured import ACCURACY, LOSSES, Measured, over
+from dmltrain.report.summaries.measured import ACCURACY, LOSSES, MeasuredRun, over
 from dmltrain.report.table import total
 
 Value = str | int | float | None
@@ -32,105 +32,105 @@ class Column:
     unit: str
     show: Callable[[Value], str]
     importance: int
-    value: Callable[[Measured], Value]
+    value: Callable[[MeasuredRun], Value]
 
 
 def summary(run: Run, aggregate: str = "mean", known: Facts | None = None) -> dict[str, Value]:
     """The values of all columns, by name. `aggregate` (one of AGGREGATES) combines the workers of a run; `known` are
     its facts, if they were read already."""
-    return of(Measured(run, known or facts(run), aggregate))
+    return row_of(MeasuredRun(run, known or facts(run), aggregate))
 
 
-def of(measured: Measured) -> dict[str, Value]:
-    """The same of a run whose values were combined already."""
+def row_of(measured: MeasuredRun) -> dict[str, Value]:
+    """The values of all columns for a run whose workers' values were combined already."""
     return {column.name: column.value(measured) for column in COLUMNS.values()}
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-def _fact(name: str) -> Callable[[Measured], Value]:
-    def value(measured: Measured) -> Value:
-        found: Value = getattr(measured.facts, name)
-        return found
+def _fact(name: str) -> Callable[[MeasuredRun], Value]:
+    def value(measured: MeasuredRun) -> Value:
+        fact: Value = getattr(measured.facts, name)
+        return fact
 
     return value
 
 
-def _option(*names: str) -> Callable[[Measured], Value]:
+def _option(*names: str) -> Callable[[MeasuredRun], Value]:
     """The first of these options that the program has."""
 
-    def value(measured: Measured) -> Value:
+    def value(measured: MeasuredRun) -> Value:
         options = measured.facts.options
         return next((options[name] for name in names if options.get(name) is not None), None)
 
     return value
 
 
-def _machines(measured: Measured) -> Value:
+def _machines(measured: MeasuredRun) -> Value:
     """The number of machines that computed."""
     return len(measured.facts.worker_hosts) or None
 
 
-def _machine(measured: Measured) -> Value:
+def _machine(measured: MeasuredRun) -> Value:
     """Processor, cores and GPUs of each kind of machine."""
     return " + ".join(dict.fromkeys(filter(None, (machine.describe() for machine in measured.facts.machines)))) or None
 
 
-def _global_batch(measured: Measured) -> Value:
+def _global_batch(measured: MeasuredRun) -> Value:
     batch, workers = measured.facts.batch, measured.workers
     return batch * workers if batch and workers else None
 
 
-def _mean(key: str) -> Callable[[Measured], Value]:
+def _mean(key: str) -> Callable[[MeasuredRun], Value]:
     """The mean of all workers and epochs without the first; the aggregate is for what is compared with other tables."""
     return lambda measured: over(measured.means(key), measured.later)
 
 
-def _sum(key: str) -> Callable[[Measured], Value]:
+def _sum(key: str) -> Callable[[MeasuredRun], Value]:
     return lambda measured: over(measured.sums(key), measured.later)
 
 
-def _total(key: str) -> Callable[[Measured], Value]:
+def _total(key: str) -> Callable[[MeasuredRun], Value]:
     """Of all epochs and workers; None if a part is unknown."""
 
-    def value(measured: Measured) -> Value:
+    def value(measured: MeasuredRun) -> Value:
         sums = measured.sums(key)
         return total(sums.values()) if sums and set(measured.done) <= set(sums) else None
 
     return value
 
 
-def _largest(*keys: str) -> Callable[[Measured], Value]:
-    def value(measured: Measured) -> Value:
-        found = [measured.largest(key) for key in keys]
-        return next((number for number in found if number is not None), None)
+def _largest(*keys: str) -> Callable[[MeasuredRun], Value]:
+    def value(measured: MeasuredRun) -> Value:
+        numbers = [measured.largest(key) for key in keys]
+        return next((number for number in numbers if number is not None), None)
 
     return value
 
 
-def _last(*keys: str) -> Callable[[Measured], Value]:
+def _last(*keys: str) -> Callable[[MeasuredRun], Value]:
     """Of the last epoch that has one of `keys`."""
 
-    def value(measured: Measured) -> Value:
+    def value(measured: MeasuredRun) -> Value:
         cells = next((cells for key in keys if (cells := measured.cells(key))), {})
         return cells[max(cells)] if cells else None
 
     return value
 
 
-def _first_seconds(measured: Measured) -> Value:
+def _first_seconds(measured: MeasuredRun) -> Value:
     first = measured.done[0] if measured.done else None
     return measured.epoch_seconds.get(first) if first is not None and first == measured.run.first else None
 
 
-def _total_seconds(measured: Measured) -> Value:
+def _total_seconds(measured: MeasuredRun) -> Value:
     seconds = measured.cells("seconds")
     return total(seconds.values()) if seconds and set(measured.done) <= set(seconds) else None
 
 
-def _samples(measured: Measured) -> Value:
-    """As the workers measured it; else the samples of an epoch divided by its seconds."""
+def _samples(measured: MeasuredRun) -> Value:
+    """Samples per second, as the workers measured them; else the samples of an epoch divided by its seconds."""
     measured_rate = _sum("speed")(measured)
     seconds, samples = over(measured.epoch_seconds, measured.later), measured.facts.training_samples
     if measured_rate is None and seconds and samples:
@@ -138,13 +138,13 @@ def _samples(measured: Measured) -> Value:
     return measured_rate
 
 
-def _steps(measured: Measured) -> Value:
+def _steps(measured: MeasuredRun) -> Value:
     """Batches that all workers together compute in a second: with dist_sync, a round counts one for each worker."""
     samples, batch = _samples(measured), measured.facts.batch
     return samples / batch if isinstance(samples, float) and batch else None
 
 
-def _best(measured: Measured) -> tuple[int | None, float | None]:
+def _best(measured: MeasuredRun) -> tuple[int | None, float | None]:
     """The epoch as counted from 1, or the iteration, with the highest accuracy, and that accuracy."""
     cells = {epoch: cell for epoch, cell in measured.cells(ACCURACY).items() if not math.isnan(cell)}
     if not cells:
@@ -153,19 +153,19 @@ def _best(measured: Measured) -> tuple[int | None, float | None]:
     return best + (1 - measured.run.first if measured.run.first is not None else 0), cells[best]
 
 
-def _test_error(measured: Measured) -> Value:
+def _test_error(measured: MeasuredRun) -> Value:
     accuracy = _last(ACCURACY)(measured)
     return 1 - accuracy if isinstance(accuracy, float) else None
 
 
-def _share(key: str) -> Callable[[Measured], Value]:
+def _share(key: str) -> Callable[[MeasuredRun], Value]:
     """Of the epochs' time, all workers and epochs without the first together."""
     return lambda measured: measured.shares().get(key)
 
 
-def _error(measured: Measured) -> Value:
-    found = measured.facts.cause or next(iter(measured.run.faults), None)
-    return printable(found) if found else None
+def _error(measured: MeasuredRun) -> Value:
+    error = measured.facts.cause or next(iter(measured.run.faults), None)
+    return printable(error) if error else None
 
 
 # ---- columns --------------------------------------------------------------------------------------------------------

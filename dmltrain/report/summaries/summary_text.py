@@ -24,24 +24,24 @@ _LONGEST_CELL = 60  # letters; --wide shows all
 
 
 @dataclass(frozen=True)
-class Shown:
+class FittedTable:
     """left_out: headings of the columns that do not fit."""
 
     text: str
     left_out: tuple[str, ...] = ()
 
 
-def markdown(rows: Sequence[Row], width: int | None = None) -> Shown:
+def markdown(rows: Sequence[Row], width: int | None = None) -> FittedTable:
     """width: letters of a line; None: no limit."""
-    said = [name for name in COLUMNS if name == "run" or any(row[name] is not None for row in rows)]
+    filled = [name for name in COLUMNS if name == "run" or any(row[name] is not None for row in rows)]
     shared = len(rows) > 1 or width is not None  # the row of one run alone has all of it where nothing must fit
-    same = [name for name in said if name in SETTINGS and shared and len({row[name] for row in rows}) == 1]
-    columns = {name: _cells(rows, name, width) for name in said if name not in same}
+    same = [name for name in filled if name in SETTINGS and shared and len({row[name] for row in rows}) == 1]
+    columns = {name: _cells(rows, name, width) for name in filled if name not in same}
     kept = _fitting(columns, width)
     lines = zip(*(_padded(columns[name]) for name in kept), strict=True)
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     left_out = tuple(COLUMNS[name].heading for name in columns if name not in kept)
-    return Shown(_caption(rows, same, width) + table if rows else "", left_out)
+    return FittedTable(_caption(rows, same, width) + table if rows else "", left_out)
 
 
 def _cells(rows: Sequence[Row], name: str, width: int | None) -> list[str]:
@@ -80,12 +80,12 @@ def _caption(rows: Sequence[Row], same: Sequence[str], width: int | None) -> str
     return "\n".join(lines).replace(_HARD, " ") + "\n\n"
 
 
-def comma_separated(rows: Sequence[Row], width: int | None = None) -> Shown:
+def comma_separated(rows: Sequence[Row], width: int | None = None) -> FittedTable:
     """A heading for each column, by its name; numbers with 12 digits, empty cells without a value."""
     text = io.StringIO()
     lines = ([plain(row[name]) for name in COLUMNS] for row in rows)
     csv.writer(text, lineterminator="\n").writerows([list(COLUMNS), *lines])
-    return Shown(text.getvalue())
+    return FittedTable(text.getvalue())
 
 
 def plain(value: Value) -> str:
@@ -93,21 +93,21 @@ def plain(value: Value) -> str:
     return "" if value is None else f"{value:.12g}" if isinstance(value, float) else quoted(str(value))
 
 
-def as_json(rows: Sequence[Row], width: int | None = None) -> Shown:
+def as_json(rows: Sequence[Row], width: int | None = None) -> FittedTable:
     """[{"run", "backend", ...}], null where the log does not say it."""
     values = [{name: json_cell(row[name]) for name in COLUMNS} for row in rows]
-    return Shown(json.dumps(values, indent=1, allow_nan=False) + "\n")
+    return FittedTable(json.dumps(values, indent=1, allow_nan=False) + "\n")
 
 
-def tabs(rows: Sequence[Row], width: int | None = None) -> Shown:
+def tabs(rows: Sequence[Row], width: int | None = None) -> FittedTable:
     """The columns that say something, separated by tabs."""
-    said = [name for name in COLUMNS if name == "run" or any(row[name] is not None for row in rows)]
-    lines = [[COLUMNS[name].heading for name in said]]
-    lines += [[COLUMNS[name].show(row[name]) for name in said] for row in rows]
-    return Shown("".join("\t".join(line) + "\n" for line in lines))
+    filled = [name for name in COLUMNS if name == "run" or any(row[name] is not None for row in rows)]
+    lines = [[COLUMNS[name].heading for name in filled]]
+    lines += [[COLUMNS[name].show(row[name]) for name in filled] for row in rows]
+    return FittedTable("".join("\t".join(line) + "\n" for line in lines))
 
 
-FORMATS: dict[str, Callable[[Sequence[Row], int | None], Shown]] = {
+FORMATS: dict[str, Callable[[Sequence[Row], int | None], FittedTable]] = {
     "markdown": markdown,
     "csv": comma_separated,
     "json": as_json,

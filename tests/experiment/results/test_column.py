@@ -6,19 +6,19 @@ import math
 import pytest
 
 from dmltrain.experiment.result import DONE, ERROR, PENDING, RUNNING
-from dmltrain.experiment.results import shown
-from dmltrain.experiment.results.cell import Cell, rows
-from dmltrain.experiment.results.column import Names, columns
+from dmltrain.experiment.results import value_text
+from dmltrain.experiment.results.cell import MeasuredCell, rows
+from dmltrain.experiment.results.column import ColumnNames, columns
 from dmltrain.experiment.results.derived import SpeedUp, baselines, derived
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.measured import NOTHING, Measured, measured
 
-NAMES = Names(frozenset({"devices", "lr_rule"}), frozenset({"lr", "num-layers"}))
+NAMES = ColumnNames(frozenset({"devices", "lr_rule"}), frozenset({"lr", "num-layers"}))
 
 
 def cell(devices=1, seed=None, status=DONE, options=None, /, **summary):
     settings = {"devices": devices, **({} if seed is None else {"seed": seed})}
-    return Cell(f"{devices}-{seed}-{len(summary)}", settings, status, options or {}, summary)
+    return MeasuredCell(f"{devices}-{seed}-{len(summary)}", settings, status, options or {}, summary)
 
 
 def value(column, *cells):
@@ -106,7 +106,7 @@ def test_mistakes_in_columns(given, place, part):
 def scaled(devices, seed, rate, device="cpu", **more):
     settings = {"devices": devices, "seed": seed, **more}
     summary = {"workers": 1, "devices": devices or 1, "device": device, "samples_per_second": rate}
-    return Cell(repr(settings), settings, DONE, {}, summary)
+    return MeasuredCell(repr(settings), settings, DONE, {}, summary)
 
 
 def speed_ups(cells, how=None):
@@ -158,7 +158,7 @@ def test_the_spread_is_the_sample_standard_deviation_of_two_or_more_and_settings
     ],
 )
 def test_a_column_has_as_many_decimals_as_its_numbers_need(numbers, places):
-    assert shown.decimals(numbers) == places
+    assert value_text.decimals(numbers) == places
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_column_has_as_many_decimals_as_its_numbers_need(numbers, places):
     ],
 )
 def test_only_a_mean_has_a_spread_and_a_count(value, cells, text):
-    assert shown.text(value, 3, cells) == text
+    assert value_text.text(value, 3, cells) == text
 
 
 def test_exact_values_are_for_programs():
     values = {"": None, "true": True, "3": 3, "0.333333333333": 1 / 3, "a": "a", "nan": math.nan}
-    assert [shown.exact(value) for value in values.values()] == list(values)
+    assert [value_text.exact(value) for value in values.values()] == list(values)

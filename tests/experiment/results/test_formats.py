@@ -93,7 +93,7 @@ def test_no_text_ends_a_line_or_is_the_argument_of_a_line_break():
         assert markdown.escaped(text) == "a b"
         assert re.fullmatch("a +b", latex.escaped(text))
     assert latex.escaped("[x]") == "[x]"
-    assert latex._entry(latex.Entry("[x]")) == "{}[x]" and latex._entry(latex.Entry("*")) == "{}*"
+    assert latex._entry(latex.TableEntry("[x]")) == "{}[x]" and latex._entry(latex.TableEntry("*")) == "{}*"
 
 
 # -- LaTeX ------------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.results.column import Names
+from dmltrain.experiment.results.column import ColumnNames
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.plots import KINDS, plots
 from dmltrain.experiment.results.presentation import presentation
 from tests.experiment.results import made
 
-NAMES = Names(frozenset({"devices", "kv_store"}))
+NAMES = ColumnNames(frozenset({"devices", "kv_store"}))
 SEEDS = "seeds: [0, 1, 2]\n"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dmltrain.experiment.results.column import Names, columns
+from dmltrain.experiment.results.column import ColumnNames, columns
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.published import published
 from dmltrain.experiment.results.table import tables
@@ -11,7 +11,7 @@ from tests.experiment.results import made
 
 ACCURACY = COLUMNS["last_accuracy"].heading
 
-NAMES = Names(frozenset({"devices"}))
+NAMES = ColumnNames(frozenset({"devices"}))
 COLUMNS = columns(["devices", {"accuracy": "last_accuracy"}, "seconds_per_epoch"], NAMES)
 ONE = {"title": "A report", "source": "https://example.org/", "rows": [{"devices": 8, "seconds_per_epoch": 304.02}]}
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dmltrain.experiment.plan.file import parse
-from dmltrain.experiment.results.column import Names
+from dmltrain.experiment.results.column import ColumnNames
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.sentence import sentences
 from dmltrain.report.summaries.summary import COLUMNS
@@ -13,7 +13,7 @@ from tests.experiment.results import made
 
 ACCURACY = COLUMNS["last_accuracy"].heading
 
-NAMES = Names(frozenset({"devices"}))
+NAMES = ColumnNames(frozenset({"devices"}))
 
 
 def rates(**by_devices):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from tests.kvstore.simulation.job import SIZE, SPEC, Step, Unlucky, gradient, growth, require, stepped
 from tests.kvstore.simulation.worker import Worker
 
@@ -113,8 +113,8 @@ def sequential(job, views, stop=None):
         return op + 1
 
     for _ in range(job.epochs):
-        dealing, used = Dealing(job.samples, job.batch, dealer.members, dealer.shares, job.each), []
-        while not dealing.finished:
+        assignment, used = SyncAssignment(job.samples, job.batch, dealer.members, dealer.shares, job.each), []
+        while not assignment.finished:
             while op + 1 in transfers and op != stop:
                 op += 1
             if op == stop:
@@ -123,7 +123,7 @@ def sequential(job, views, stop=None):
             op += 1
             rounds.add(op)
             view = view_of(op)
-            parts = [dealing.positions_of(member) for member in dealing.round.members if member in view.members]
+            parts = [assignment.positions_of(member) for member in assignment.round.members if member in view.members]
             positions = [int(position) for part in parts for position in part]
             total = sum((gradient(weights, part) for part in parts), np.zeros(2 * SIZE))
             if positions and job.on_servers:
@@ -131,7 +131,7 @@ def sequential(job, views, stop=None):
             elif positions:
                 weights = stepped(weights, total, float(len(positions)))
             used += positions
-            dealing.committed(view.members, view.shares)
+            assignment.committed(view.members, view.shares)
         require(sorted(used) == list(range(job.samples)), "each sample of an epoch is used once")
         op = next_op(next_op(op))  # validation and barrier
         dealer = view_of(op)

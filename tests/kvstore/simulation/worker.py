@@ -3,7 +3,7 @@
 import numpy as np
 
 from dmltrain.base.errors import JobLost
-from dmltrain.data.assignment.deal import Deal, Dealing
+from dmltrain.data.assignment.sync_assignment import RoundAssignment, SyncAssignment
 from dmltrain.kvstore.base import MembershipEnded, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport import message as say
@@ -37,7 +37,7 @@ class Worker(Process):
         self.undo = Undo(self.residual)
         self.lacks_state, self.sharing = is_replacement, False
         self.stopped = self.has_left = self.has_notice = False
-        self.epoch, self.dealing = 0, None
+        self.epoch, self.assignment = 0, None
         self.clocks = {}
         self.values = {}  # (key, clock) -> Value
         self.reading = []  # values that are read until the key's next push
@@ -147,12 +147,12 @@ class Worker(Process):
     def epochs(self):
         """From where this worker is to the end."""
         while self.epoch < self.job.epochs:
-            if self.dealing is None:
+            if self.assignment is None:
                 job, view = self.job, self.view
-                self.dealing = Dealing(job.samples, job.batch, view.members, view.shares, job.each)
-            while not self.dealing.finished:
-                yield from self.round(self.dealing, self.epoch)
-            self.dealing = None
+                self.assignment = SyncAssignment(job.samples, job.batch, view.members, view.shares, job.each)
+            while not self.assignment.finished:
+                yield from self.round(self.assignment, self.epoch)
+            self.assignment = None
             yield from self.repeat(self.validate)
             yield from self.repeat(self.barrier)
             self.epoch += 1
@@ -178,7 +178,7 @@ class Worker(Process):
         if self.progress._failure:
             raise JobLost(self.progress._failure)
 
-    def round(self, dealing, epoch):
+    def round(self, assignment, epoch):
         if self.progress.invited and self.view.leader == self.member and self.progress.pending is None:
             self.progress.invited = False
             self.world.send(self.node, SCHEDULER, say.Admit(self.view.number))
@@ -186,7 +186,7 @@ class Worker(Process):
         if self.job.balance.batch and self.world.chance.random() < 0.5:
             speed = self.world.chance.choice([1.0, 2.0, 4.0])
             self.world.send(self.node, SCHEDULER, say.Speed(self.view.number, speed))
-        positions = [int(each) for each in dealing.positions_of(self.member)]
+        positions = [int(each) for each in assignment.positions_of(self.member)]
         own = gradient(self.weights, positions)
         while True:
             try:
@@ -201,14 +201,14 @@ class Worker(Process):
                 if (yield from self.enter()):
                     return  # the others have made the step
                 if "carried" in self.world.mutations:  # deal the round again
-                    dealing.enter(self.view.members, self.view.shares)
-                    dealing.round = Deal(dealing.round.positions, dealing.division)
-                    positions = [int(each) for each in dealing.positions_of(self.member)]
+                    assignment.enter(self.view.members, self.view.shares)
+                    assignment.round = RoundAssignment(assignment.round.positions, assignment.division)
+                    positions = [int(each) for each in assignment.positions_of(self.member)]
                     own = gradient(self.weights, positions)
         for value in self.reading:
             require(np.array_equal(value.array, value.content), "a value was written while it was read")
         if "receipt" in self.world.mutations:
-            committed = float(len(dealing.round.positions))
+            committed = float(len(assignment.round.positions))
         total = [] if self.job.on_servers else np.concatenate(parts).tolist()
         if parts and self.job.on_servers:
             self.weights = np.concatenate(parts)
@@ -216,7 +216,7 @@ class Worker(Process):
         elif committed:
             self.weights = stepped(self.weights, np.concatenate(parts), committed)
         self.world.held(self, ("round", epoch), total, positions, own)
-        dealing.committed(self.view.members, self.view.shares)
+        assignment.committed(self.view.members, self.view.shares)
 
     def push_all(self, arrays, rate=-1.0):
         """Push these arrays by key, and yield after each."""
@@ -344,8 +344,8 @@ class Worker(Process):
         self.world.somebody_has_the_state(having)
         name = self.view.number, having[0]
         if self.member == having[0]:
-            dealing = self.dealing.state() if self.dealing else None
-            self.world.states[name] = (self.weights.copy(), self.epoch, dealing)
+            assignment = self.assignment.state() if self.assignment else None
+            self.world.states[name] = (self.weights.copy(), self.epoch, assignment)
             self.world.steps[name] = self.made
             if self.restoring:
                 yield from self.restore()
@@ -372,9 +372,9 @@ class Worker(Process):
             self.lacks_step = False
         elif state is not None:
             self.lacks_state = False
-            self.weights, self.epoch, dealing = state[0].copy(), *state[1:]
-            require(dealing is not None, "newcomers join between two rounds")
-            self.dealing = Dealing.of_state(dealing)
+            self.weights, self.epoch, assignment = state[0].copy(), *state[1:]
+            require(assignment is not None, "newcomers join between two rounds")
+            self.assignment = SyncAssignment.of_state(assignment)
         self.world.held(self, ("state",), [], [], None)
 
     def report_state(self, view):
@@ -461,8 +461,8 @@ class Worker(Process):
         missed = view.number in self.progress.missed
         if missed and "behind" not in self.world.mutations:
             self.lacks_step = True
-            require(self.dealing is not None, "only a round leaves members behind")
-            self.dealing.committed(before.members, before.shares)
+            require(self.assignment is not None, "only a round leaves members behind")
+            self.assignment.committed(before.members, before.shares)
         self.clocks.clear()
         for value in self.values.values():
             self.give_back(value)

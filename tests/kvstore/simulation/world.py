@@ -1,7 +1,7 @@
 """One elastic job without sockets, threads and clocks: random schedules of everything that can happen, by seed.
 
-The scheduler's core, the servers' cores, the workers' Progress and Dealing are the real ones. Channels keep the order
-of their messages. A worker trains with whole numbers, so all sums are exact. Each event is one of: a message is
+The scheduler's core, the servers' cores, the workers' Progress and SyncAssignment are the real ones. Channels keep the
+order of their messages. A worker trains with whole numbers, so all sums are exact. Each event is one of: a message is
 delivered, a push arrives in two parts, a server's work runs, a worker goes on, time passes, or a fault. The invariants
 are checked where they could be violated; `check` checks what must be true of a whole job.
 """

@@ -53,11 +53,11 @@ def read(made: Case) -> list[Run]:
         file = _File(data)
         file.name = name
         surveys.append((name, reading.survey(file)))
-    counts = {len(survey.found) for _, survey in surveys}
+    counts = {len(survey.runs) for _, survey in surveys}
     if counts == {0}:
         return [Run("x", faults=tuple(survey.fault for _, survey in surveys))]
     return [
-        merge("x", [(name, survey.found[part]) for name, survey in surveys], part, heads=[surveys[0][1].head])
+        merge("x", [(name, survey.runs[part]) for name, survey in surveys], part, heads=[surveys[0][1].head])
         for part in range(min(counts))
     ]
 

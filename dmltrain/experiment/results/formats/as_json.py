@@ -20,7 +20,7 @@ import math
 from typing import Any
 
 from dmltrain.experiment.results.measured import Value
-from dmltrain.experiment.results.outcome import Line, Outcome
+from dmltrain.experiment.results.outcome import Outcome, TableLine
 from dmltrain.experiment.results.published import Published
 
 
@@ -38,15 +38,15 @@ def _all(outcome: Outcome) -> dict[str, Any]:
         "sentences": list(outcome.sentences),
         "plots": [{"file": picture.file, "title": picture.title} for picture in outcome.pictures],
         "columns": [
-            {"key": one.key, "heading": one.heading, "measured": one.measured, "percent": one.percent}
-            for one in outcome.columns
+            {"key": column.key, "heading": column.heading, "measured": column.measured, "percent": column.percent}
+            for column in outcome.columns
         ],
         "rows": [_row(line) for line in outcome.lines],
-        "published": [_published(one) for one in outcome.published],
+        "published": [_published(published) for published in outcome.published],
     }
 
 
-def _row(line: Line) -> dict[str, Any]:
+def _row(line: TableLine) -> dict[str, Any]:
     failed = [cell for cell in line.row.cells if cell.error]
     return {
         "settings": {name: _value(value) for name, value in line.row.settings.items()},
@@ -62,7 +62,7 @@ def _row(line: Line) -> dict[str, Any]:
     }
 
 
-def _published(one: Published) -> dict[str, Any]:
+def _published(published: Published) -> dict[str, Any]:
     rows = [
         {
             key: {
@@ -73,9 +73,10 @@ def _published(one: Published) -> dict[str, Any]:
             }
             for key, figure in row.figures.items()
         }
-        for row in one.rows
+        for row in published.rows
     ]
-    return {"title": one.title, "source": one.source, "note": one.note, "place": one.place, "rows": rows}
+    about = {"title": published.title, "source": published.source, "note": published.note, "place": published.place}
+    return {**about, "rows": rows}
 
 
 def _value(value: Value) -> Value:

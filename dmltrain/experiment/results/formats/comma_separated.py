@@ -9,9 +9,9 @@ import csv
 import io
 
 from dmltrain.experiment.results.cell import plain
-from dmltrain.experiment.results.outcome import Line, Outcome
+from dmltrain.experiment.results.outcome import Outcome, TableLine
 from dmltrain.experiment.results.published import Published, PublishedRow
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 from dmltrain.report.summaries.spreadsheet import quoted
 
 FIRST = ("source", "status", "seeds")  # title of the published results, or nothing; state of the row; its cells
@@ -24,8 +24,8 @@ def text(outcome: Outcome) -> str:
     settings = _settings(outcome)
     lines = csv.DictWriter(written, [*FIRST, *settings, *_headings(outcome), *LAST], restval="", lineterminator="\n")
     lines.writeheader()
-    rows = [_own(line, outcome, settings) for line in outcome.lines]
-    rows += [_published(one, row, outcome, settings) for one in outcome.published for row in one.rows]
+    rows = [_own_row(line, outcome, settings) for line in outcome.lines]
+    rows += [_published(published, row, outcome, settings) for published in outcome.published for row in published.rows]
     lines.writerows({name: quoted(value) for name, value in row.items()} for row in rows)
     return written.getvalue()
 
@@ -33,8 +33,8 @@ def text(outcome: Outcome) -> str:
 def _settings(outcome: Outcome) -> list[str]:
     """The variables that are not a column anyway."""
     columns = {plain(column.key) for column in outcome.columns}
-    found = dict.fromkeys(name for row in outcome.rows for name in row.settings)
-    return [name for name in found if plain(name) not in columns]
+    names = dict.fromkeys(name for row in outcome.rows for name in row.settings)
+    return [name for name in names if plain(name) not in columns]
 
 
 def _headings(outcome: Outcome) -> list[str]:
@@ -49,21 +49,21 @@ def _more(key: str) -> tuple[str, str]:
     return f"{key} spread", f"{key} count"
 
 
-def _own(line: Line, outcome: Outcome, settings: list[str]) -> dict[str, str]:
+def _own_row(line: TableLine, outcome: Outcome, settings: list[str]) -> dict[str, str]:
     row = line.row
-    found = {"status": row.status, "seeds": str(len(row.cells)), "cells": " ".join(cell.id for cell in row.cells)}
-    found |= {name: exact(row.settings.get(name)) for name in settings}
+    cells = {"status": row.status, "seeds": str(len(row.cells)), "cells": " ".join(cell.id for cell in row.cells)}
+    cells |= {name: exact(row.settings.get(name)) for name in settings}
     for column in outcome.columns:
         value = line.values[column.key]
-        found[column.key] = exact(value.mean)
+        cells[column.key] = exact(value.mean)
         if column.measured:
             spread, count = _more(column.key)
-            found |= {spread: exact(value.spread), count: str(value.count)}
-    return found | {"error": "; ".join(cell.error for cell in row.cells if cell.error)}
+            cells |= {spread: exact(value.spread), count: str(value.count)}
+    return cells | {"error": "; ".join(cell.error for cell in row.cells if cell.error)}
 
 
-def _published(one: Published, row: PublishedRow, outcome: Outcome, settings: list[str]) -> dict[str, str]:
+def _published(published: Published, row: PublishedRow, outcome: Outcome, settings: list[str]) -> dict[str, str]:
     keys = {*settings, *(column.key for column in outcome.columns)}
-    found = {key: exact(figure.value) for key, figure in row.figures.items() if key in keys}
+    cells = {key: exact(figure.value) for key, figure in row.figures.items() if key in keys}
     errors = "; ".join(f"{key}: {figure.error}" for key, figure in row.figures.items() if figure.error)
-    return found | {"source": one.title, "status": "published", "error": errors}
+    return cells | {"source": published.title, "status": "published", "error": errors}

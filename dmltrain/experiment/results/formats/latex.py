@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from dmltrain.experiment.results.outcome import Outcome
-from dmltrain.experiment.results.table import Entry, Table, tables
+from dmltrain.experiment.results.table import Table, TableEntry, tables
 
 _LETTERS = {
     "\\": r"\textbackslash{}",
@@ -73,12 +73,12 @@ def _float(table: Table, caption: str) -> Iterator[str]:
     yield from (r"\hline", r"\end{tabular}", r"\end{table}")
 
 
-def _row(line: tuple[Entry, ...]) -> str:
+def _row(line: tuple[TableEntry, ...]) -> str:
     r"""A row that begins with [ must not be taken for an argument of the \\ before it."""
     return " & ".join(map(_entry, line)) + r" \\"
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: TableEntry) -> str:
     words = escaped(entry.text) + (_mark(entry.mark) if entry.mark else "")
     return f"{{}}{words}" if words.startswith(("[", "*")) else words
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from dmltrain.experiment.results.outcome import Outcome
-from dmltrain.experiment.results.table import Entry, Note, Table, tables
+from dmltrain.experiment.results.table import Note, Table, TableEntry, tables
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")  # dist_sync is no emphasis
 _ENDINGS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
@@ -40,14 +40,14 @@ def _blocks(outcome: Outcome, main: Table, beside: tuple[Table, ...], notes: tup
 
 
 def _table(table: Table) -> str:
-    lines = [table.headings, [Entry("---")] * len(table.headings), *table.lines]
+    lines = [table.headings, [TableEntry("---")] * len(table.headings), *table.lines]
     return "\n".join(
         "| " + " | ".join(_entry(entry) if place != 1 else entry.text for entry in line) + " |"
         for place, line in enumerate(lines)
     )
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: TableEntry) -> str:
     return _link(entry.text, entry.link) + (f"<sup>{entry.mark}</sup>" if entry.mark else "")
 
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dmltrain.experiment.results.caption import emulated
-from dmltrain.experiment.results.column import Names
+from dmltrain.experiment.results.column import ColumnNames
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.outcome import Outcome
 from dmltrain.experiment.results.plots import bars, curves, parts, speed_up
-from dmltrain.experiment.results.plots.choice import COMMON, Check, Chosen, Shown, heading
+from dmltrain.experiment.results.plots.choice import COMMON, Check, Chosen, PlotData, heading
 from dmltrain.report import style
 
 
-class Kind(Protocol):
+class PlotKind(Protocol):
     """What the file of a kind has."""
 
     @property
@@ -36,11 +36,11 @@ class Kind(Protocol):
     def CHOICES(self) -> Mapping[str, Check]:
         """Its own choices, besides COMMON, each with what reads it."""
 
-    def draw(self, shown: Shown, chosen: Chosen) -> Any:
+    def draw(self, shown: PlotData, chosen: Chosen) -> Any:
         """The figure; None if no row has the values. UserError without matplotlib."""
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, PlotKind] = {
     "speed-up": speed_up,
     "curves": curves,
     "bars": bars,
@@ -59,7 +59,7 @@ class Plot:
 
     def draw(self, outcome: Outcome) -> Any:
         """The figure; None if no row has the values. UserError without matplotlib."""
-        figure = KINDS[self.kind].draw(Shown(outcome), self.chosen)
+        figure = KINDS[self.kind].draw(PlotData(outcome), self.chosen)
         if figure is not None:
             with style.styled():
                 figure.suptitle(style.text(self.title + _emulated(outcome)), x=0.01, ha="left", fontsize=10)
@@ -80,14 +80,14 @@ def _emulated(outcome: Outcome) -> str:
     return " (computing emulated)" if any(map(emulated, outcome.cells)) else ""
 
 
-def plots(given: object, names: Names) -> tuple[Plot, ...]:
+def plots(given: object, names: ColumnNames) -> tuple[Plot, ...]:
     """Those of a file's `plots:`. Fault says what is wrong and what was expected."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise Fault(("plots",), f"expected a list of {', '.join(KINDS)}, each alone or with its choices")
-    return tuple(_plot(one, names, place) for place, one in enumerate(given))
+    return tuple(_plot(entry, names, place) for place, entry in enumerate(given))
 
 
-def _plot(given: object, names: Names, number: int) -> Plot:
+def _plot(given: object, names: ColumnNames, number: int) -> Plot:
     where = ("plots", number)
     if isinstance(given, str):
         kind, choices = given, None

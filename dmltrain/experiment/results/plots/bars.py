@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dmltrain.experiment.results.cell import Row
+from dmltrain.experiment.results.cell import ResultRow
 from dmltrain.experiment.results.measured import Measured, Value, is_number
 from dmltrain.experiment.results.plots import choice, lines
-from dmltrain.experiment.results.plots.choice import Chosen, Shown
+from dmltrain.experiment.results.plots.choice import Chosen, PlotData
 from dmltrain.experiment.results.plots.lines import Point
-from dmltrain.experiment.results.shown import exact
+from dmltrain.experiment.results.value_text import exact
 from dmltrain.report import style
 
 TITLE = ""  # that of y
@@ -21,7 +21,7 @@ HATCHES = ("", "///", "...", "xxx")  # of as many series as there are colours, o
 _DARK = 6  # the style's black
 
 
-def draw(shown: Shown, chosen: Chosen) -> Any:
+def draw(shown: PlotData, chosen: Chosen) -> Any:
     """One panel, or one for each value of `panels`."""
     rows = shown.rows(chosen)
     y = chosen.get("y", "samples_per_second")
@@ -29,13 +29,13 @@ def draw(shown: Shown, chosen: Chosen) -> Any:
     if not rows:
         return None
     x = chosen.get("x") or next(iter(choice.varying(rows)), next(iter(rows[0].settings), ""))
-    found = choice.panels(rows, chosen)
-    most = max(len(group) for _, group in found)
-    figure, axes = style.figure(len(found), width=max(4.0, 1.2 + INCHES * 1.6 * most), sharey=True)
+    panels = choice.panels(rows, chosen)
+    most = max(len(group) for _, group in panels)
+    figure, axes = style.figure(len(panels), width=max(4.0, 1.2 + INCHES * 1.6 * most), sharey=True)
     names = choice.series_names(rows, chosen, (x,))
     choice.check_apart(rows, chosen, (x, *names))
     numbers = {values: number for number, values in enumerate(choice.grouped(rows, names))}
-    for (heading, group), panel in zip(found, axes, strict=True):
+    for (heading, group), panel in zip(panels, axes, strict=True):
         _panel(panel, shown, group, names, x, y, numbers)
         style.finish(panel, choice.heading(x), choice.heading(y))
         panel.grid(visible=False, axis="x")
@@ -45,8 +45,8 @@ def draw(shown: Shown, chosen: Chosen) -> Any:
 
 def _panel(
     axes: Any,
-    shown: Shown,
-    rows: Sequence[Row],
+    shown: PlotData,
+    rows: Sequence[ResultRow],
     names: Sequence[str],
     x: str,
     y: str,
@@ -55,7 +55,7 @@ def _panel(
     beside = {values[0]: group for values, group in choice.grouped(rows, (x,)).items()}
     width = ROOM / max(map(len, beside.values()))
     for values, group in choice.grouped(rows, names).items():
-        label = choice.called(names, values)
+        label = choice.series_label(names, values)
         points = [_bar(shown, row, list(beside.values()), y, width) for row in group]
         with style.styled():
             axes.bar(
@@ -73,7 +73,7 @@ def _panel(
         axes.set_xticks(range(len(beside)), [style.text(exact(value) or "none") for value in beside])
 
 
-def _bar(shown: Shown, row: Row, groups: Sequence[Sequence[Row]], y: str, width: float) -> Point:
+def _bar(shown: PlotData, row: ResultRow, groups: Sequence[Sequence[ResultRow]], y: str, width: float) -> Point:
     """The top of a row's bar; the bars of a group stand side by side around its place."""
     place, group = next((place, group) for place, group in enumerate(groups) if row in group)
     value = shown.measured(row, y)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dmltrain.experiment.results.cell import Cell, Row
+from dmltrain.experiment.results.cell import MeasuredCell, ResultRow
 from dmltrain.experiment.results.plots import choice, lines
-from dmltrain.experiment.results.plots.choice import Chosen, Shown
+from dmltrain.experiment.results.plots.choice import Chosen, PlotData
 from dmltrain.report import style
 from dmltrain.report.runs.facts import facts
 from dmltrain.report.summaries import series
@@ -32,18 +32,18 @@ CHOICES = {
 Curve = Sequence[tuple[float, float]]  # x, y of each epoch
 
 
-def draw(shown: Shown, chosen: Chosen) -> Any:
+def draw(shown: PlotData, chosen: Chosen) -> Any:
     """One curve for each setting, in one panel or one for each value of `panels`."""
     x, y = chosen.get("x", "epoch"), chosen.get("y", "validation_accuracy")
     rows = [row for row in shown.rows(chosen) if _curves(row, x, y)]
     if not rows:
         return None
-    found = choice.panels(rows, chosen)
-    figure, axes = style.figure(len(found), width=5.6 if len(found) == 1 else 4.6, sharey=True)
+    panels = choice.panels(rows, chosen)
+    figure, axes = style.figure(len(panels), width=5.6 if len(panels) == 1 else 4.6, sharey=True)
     names = choice.series_names(rows, chosen, ())
     choice.check_apart(rows, chosen, names)
     numbers = {values: number for number, values in enumerate(choice.grouped(rows, names))}
-    for (heading, group), panel in zip(found, axes, strict=True):
+    for (heading, group), panel in zip(panels, axes, strict=True):
         for values, same in choice.grouped(group, names).items():
             _draw(panel, [curve for row in same for curve in _curves(row, x, y)], numbers[values], names, values)
         style.finish(panel, series.AXES[x], y.replace("_", " "), whole=x != "time")
@@ -58,23 +58,23 @@ def _draw(axes: Any, curves: Sequence[Curve], number: int, names: Sequence[str],
     epochs = list(zip(*curves, strict=False))
     xs = [_mean([x for x, _ in points]) for points in epochs]
     ys = [[y for _, y in points] for points in epochs]
-    style.curve(axes, xs, [_mean(each) for each in ys], number, choice.called(names, values) or "all")
+    style.curve(axes, xs, [_mean(values_at) for values_at in ys], number, choice.series_label(names, values) or "all")
     if len(curves) > 1:
-        style.band(axes, xs, [min(each) for each in ys], [max(each) for each in ys], number)
+        style.band(axes, xs, [min(values_at) for values_at in ys], [max(values_at) for values_at in ys], number)
 
 
 def _mean(numbers: Sequence[float]) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def _curves(row: Row, x: str, y: str) -> list[Curve]:
+def _curves(row: ResultRow, x: str, y: str) -> list[Curve]:
     return [curve for cell in row.done() if (curve := _curve(cell, x, y))]
 
 
-def _curve(cell: Cell, x: str, y: str) -> Curve:
+def _curve(cell: MeasuredCell, x: str, y: str) -> Curve:
     """The finite points of a cell; [] if its log has none."""
     if cell.run is None:
         return []
     known = facts(cell.run)
-    found = next((points for key in KEYS[y] if (points := series.points(cell.run, key, x, known=known))), [])
-    return [point for point in found if all(map(choice.drawable, point))]
+    points = next((points for key in KEYS[y] if (points := series.points(cell.run, key, x, known=known))), [])
+    return [point for point in points if all(map(choice.drawable, point))]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dmltrain.experiment.results.cell import Row
+from dmltrain.experiment.results.cell import ResultRow
 from dmltrain.experiment.results.measured import is_number
 from dmltrain.experiment.results.plots import choice
-from dmltrain.experiment.results.plots.choice import Chosen, Shown
+from dmltrain.experiment.results.plots.choice import Chosen, PlotData
 from dmltrain.report import style
 
 
@@ -26,27 +26,27 @@ class Point:
 Curves = Mapping[str, Sequence[Point]]  # by label
 
 
-def of(shown: Shown, rows: Sequence[Row], chosen: Chosen, x: str, y: str) -> dict[str, list[Point]]:
+def curves_of(shown: PlotData, rows: Sequence[ResultRow], chosen: Chosen, x: str, y: str) -> dict[str, list[Point]]:
     """The curves of `rows`, one for each series, points from left to right. Points without a number are left out."""
     names = choice.series_names(rows, chosen, _axis(rows, x))
     if x in choice.varying(rows):
         choice.check_apart(rows, chosen, (x, *names))
-    found = {}
+    curves: dict[str, list[Point]] = {}
     for values, group in choice.grouped(rows, names).items():
         points = [point for row in group if (point := _point(shown, row, x, y))]
         if points:
-            found[choice.called(names, values)] = sorted(points, key=lambda point: point.x)
-    return found
+            curves[choice.series_label(names, values)] = sorted(points, key=lambda point: point.x)
+    return curves
 
 
-def _axis(rows: Sequence[Row], x: str) -> set[str]:
+def _axis(rows: Sequence[ResultRow], x: str) -> set[str]:
     """The variables that go along with x: x itself, and those which decide workers x devices."""
     if x != "processors":
         return {x}
     return {"workers", "servers", "devices", "hosts", "nodes", "machines", "gpus"}
 
 
-def _point(shown: Shown, row: Row, x: str, y: str) -> Point | None:
+def _point(shown: PlotData, row: ResultRow, x: str, y: str) -> Point | None:
     place, value = shown.setting(row, x), shown.measured(row, y)
     if not is_number(place) or not is_number(value.mean):
         return None

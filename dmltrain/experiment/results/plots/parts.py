@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmltrain.experiment.results.cell import Row
+from dmltrain.experiment.results.cell import ResultRow
 from dmltrain.experiment.results.measured import is_number
 from dmltrain.experiment.results.plots import choice, lines
-from dmltrain.experiment.results.plots.choice import Chosen, Shown
+from dmltrain.experiment.results.plots.choice import Chosen, PlotData
 from dmltrain.report import style
 
 TITLE = "Where the time went"
@@ -16,19 +16,19 @@ PARTS = ("compute", "own_host", "wire", "server", "straggler")
 INCHES = 0.24  # of a bar
 
 
-def draw(shown: Shown, chosen: Chosen) -> Any:
+def draw(shown: PlotData, chosen: Chosen) -> Any:
     """Seconds of an epoch (the default) or shares of it; the mean over seeds. The series name the bars."""
     share = chosen.get("y") == "share"
     rows = [row for row in shown.rows(chosen) if _parts(shown, row, share)]
     if not rows:
         return None
-    found = choice.panels(rows, chosen)
-    most = max(len(group) for _, group in found)
-    figure, axes = style.figure(len(found), width=6.4 if len(found) == 1 else 4.6, height=0.9 + INCHES * most)
+    panels = choice.panels(rows, chosen)
+    most = max(len(group) for _, group in panels)
+    figure, axes = style.figure(len(panels), width=6.4 if len(panels) == 1 else 4.6, height=0.9 + INCHES * most)
     names = choice.series_names(rows, chosen, ())
     choice.check_apart(rows, chosen, names)
-    for (heading, group), panel in zip(found, axes, strict=True):
-        labels = [choice.called(names, next(iter(choice.grouped([row], names)))) or "all" for row in group]
+    for (heading, group), panel in zip(panels, axes, strict=True):
+        labels = [choice.series_label(names, next(iter(choice.grouped([row], names)))) or "all" for row in group]
         _bars(panel, [_parts(shown, row, share) for row in group], labels)
         style.finish(panel, "share of an epoch" if share else "seconds of an epoch", "")
         panel.grid(visible=False, axis="y")
@@ -36,7 +36,7 @@ def draw(shown: Shown, chosen: Chosen) -> Any:
     return figure
 
 
-def _parts(shown: Shown, row: Row, share: bool) -> list[float]:
+def _parts(shown: PlotData, row: ResultRow, share: bool) -> list[float]:
     """The sizes of PARTS; [] if the logs do not say them."""
     values = [shown.measured(row, part).mean for part in PARTS]
     whole = 1.0 if share else shown.measured(row, "seconds_per_epoch").mean

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmltrain.experiment.results.plots import choice, lines
-from dmltrain.experiment.results.plots.choice import Chosen, Shown
+from dmltrain.experiment.results.plots.choice import Chosen, PlotData
 from dmltrain.experiment.results.plots.lines import Point
 from dmltrain.report import style
 
@@ -14,23 +14,23 @@ TITLE = "Rate and speed-up"
 CHOICES = {"x": choice.name, "y": choice.name}  # processors and samples_per_second if not chosen
 
 
-def draw(shown: Shown, chosen: Chosen) -> Any:
+def draw(shown: PlotData, chosen: Chosen) -> Any:
     """Two panels: y over x, and y divided by that of the smallest x; or one pair for each value of `panels`."""
     x, y = chosen.get("x", "processors"), chosen.get("y", "samples_per_second")
     rows = shown.rows(chosen)
-    curves = [(heading, lines.of(shown, group, chosen, x, y)) for heading, group in choice.panels(rows, chosen)]
-    curves = [(heading, found) for heading, found in curves if found]
+    curves = [(heading, lines.curves_of(shown, group, chosen, x, y)) for heading, group in choice.panels(rows, chosen)]
+    curves = [(heading, by_label) for heading, by_label in curves if by_label]
     if not curves:
         return None
     figure, axes = style.figure(2 * len(curves), width=4.4)
     numbers = lines.numbers(curves)
-    for (heading, found), rate, ratio in zip(curves, axes[::2], axes[1::2], strict=True):
-        for label, points in found.items():
+    for (heading, by_label), rate, ratio in zip(curves, axes[::2], axes[1::2], strict=True):
+        for label, points in by_label.items():
             lines.draw(rate, points, numbers[label], label)
             lines.draw(ratio, _relative(points), numbers[label], label)
-        _ideal(ratio, list(found.values()))
-        lines.finish(rate, choice.heading(x), choice.heading(y), heading, found)
-        lines.finish(ratio, choice.heading(x), "speed-up", heading, found)
+        _ideal(ratio, list(by_label.values()))
+        lines.finish(rate, choice.heading(x), choice.heading(y), heading, by_label)
+        lines.finish(ratio, choice.heading(x), "speed-up", heading, by_label)
     return figure
 
 

@@ -1,6 +1,6 @@
 """The sections of the page, in their order. A new one is a file and a row in SECTIONS.
 
-A section that has nothing to show gives None, and the page has no trace of it.
+A section that has nothing to show returns None, and the page leaves it out.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ SECTIONS: dict[str, Callable[[Context], Section | None]] = {
 
 def sections(context: Context) -> list[tuple[str, Section]]:
     """Those that have something to show, with their names."""
-    made = [(name, make(context)) for name, make in SECTIONS.items()]
-    return [(name, section) for name, section in made if section is not None]
+    filled = [(name, make(context)) for name, make in SECTIONS.items()]
+    return [(name, section) for name, section in filled if section is not None]

@@ -22,7 +22,7 @@ def section(context: Context) -> Section | None:
         chart = context.lines(f"{slug}-by-epoch", f"{shown[:1].upper()}{shown[1:]} by epoch", shown, keys, unit=unit)
         by_time = context.over_time(chart, f"{slug}-by-time")
         charts += [
-            each for each in (chart, replace(by_time, title=f"{shown[:1].upper()}{shown[1:]} by time")) if each.drawn
+            drawn for drawn in (chart, replace(by_time, title=f"{shown[:1].upper()}{shown[1:]} by time")) if drawn.drawn
         ]
     rate = context.lines("learning-rate", "Learning rate by epoch", "learning rate", {"learning_rate": ""})
     charts += [rate] if rate.drawn else []
@@ -31,8 +31,8 @@ def section(context: Context) -> Section | None:
 
 def _metrics(context: Context) -> list[str]:
     """Accuracies first, then losses, then others; each in the order of the logs."""
-    found = [key.partition("_")[2] for key in context.keys if key.partition("_")[0] in SPLITS]
-    metrics = [metric for metric in dict.fromkeys(found) if metric and not metric.startswith("err_top")]
+    metrics = [key.partition("_")[2] for key in context.keys if key.partition("_")[0] in SPLITS]
+    metrics = [metric for metric in dict.fromkeys(metrics) if metric and not metric.startswith("err_top")]
 
     def order(metric: str) -> tuple[int, int]:
         return 0 if metric == "accuracy" else 1 if LOSS.search(metric) else 2, metrics.index(metric)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmltrain.report.page.html import Cell, Content, element, join, mark, table
+from dmltrain.report.page.html import Content, HtmlCell, element, join, mark, table
 from dmltrain.report.page.sections.section import Context, Section
 
 MOST_OPTIONS = 60
@@ -27,7 +27,7 @@ def _differences(context: Context) -> list[Content]:
         return []
     rows = [
         [
-            Cell(shown.label, run=shown.number),
+            HtmlCell(shown.label, run=shown.number),
             *(_cell(shown.facts.options.get(name)) for name in differing[:MOST_OPTIONS]),
         ]
         for shown in runs
@@ -37,6 +37,6 @@ def _differences(context: Context) -> list[Content]:
     return [table(caption, ["run", *differing[:MOST_OPTIONS]], rows)]
 
 
-def _cell(value: object) -> Cell:
+def _cell(value: object) -> HtmlCell:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Cell("" if value is None else str(value), float(value) if number else None, number)  # type: ignore[arg-type]
+    return HtmlCell("" if value is None else str(value), float(value) if number else None, number)  # type: ignore[arg-type]

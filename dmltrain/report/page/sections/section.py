@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
-from dmltrain.report.page.chart import Chart, Curve, Lines
+from dmltrain.report.page.chart import Chart, Curve, LineChart
 from dmltrain.report.page.html import Content
-from dmltrain.report.page.source import Shown, Sources
-from dmltrain.report.summaries.measured import Measured
+from dmltrain.report.page.source import PageRun, Sources
+from dmltrain.report.summaries.measured import MeasuredRun
 from dmltrain.report.summaries.series import positions
 from dmltrain.report.table import mean
 
@@ -41,7 +41,7 @@ class Context:
     _bands: dict[tuple[int, str], Band] = field(default_factory=dict)
 
     @property
-    def runs(self) -> Sequence[Shown]:
+    def runs(self) -> Sequence[PageRun]:
         return self.sources.runs
 
     def link(self, path: str) -> str:
@@ -49,7 +49,7 @@ class Context:
         relative = os.path.relpath(path, self.folder)
         return quote(PurePath(relative).as_posix().encode("utf-8", "surrogateescape"))
 
-    def band(self, run: Shown, key: str) -> Band:
+    def band(self, run: PageRun, key: str) -> Band:
         """Mean, smallest and largest value of a run's workers for a key, by epoch; computed once."""
         place = (run.number, key)
         if place not in self._bands:
@@ -61,20 +61,20 @@ class Context:
         """The keys of all runs, each once, in the order of the logs."""
         return list({key: None for shown in self.runs for values in shown.run.epochs.values() for key in values})
 
-    def lines(self, id: str, title: str, y_label: str, keys: Mapping[str, str], **more: object) -> Lines:
+    def lines(self, id: str, title: str, y_label: str, keys: Mapping[str, str], **more: object) -> LineChart:
         """A chart of `keys` (key -> name of its curve) by epoch: the mean of the workers, and their band."""
         curves = [
             self.curve(run, key, name, dash) for run in self.runs for dash, (key, name) in enumerate(keys.items())
         ]
-        found = [curve for curve in curves if curve.x]
+        drawn = [curve for curve in curves if curve.x]
         counts = all(run.run.first is not None for run in self.runs)
-        return Lines(id, title, "epoch" if counts else "epoch or iteration", y_label, found, whole=True, **more)  # type: ignore[arg-type]
+        return LineChart(id, title, "epoch" if counts else "epoch or iteration", y_label, drawn, whole=True, **more)  # type: ignore[arg-type]
 
-    def curve(self, run: Shown, key: str, name: str, dash: int = 0) -> Curve:
+    def curve(self, run: PageRun, key: str, name: str, dash: int = 0) -> Curve:
         band = self.band(run, key)
         return Curve(run.number, name, band.epochs, band.middle, band.low, band.high, dash)
 
-    def over_time(self, chart: Lines, id: str) -> Lines:
+    def over_time(self, chart: LineChart, id: str) -> LineChart:
         """The same curves over the time since the start; without runs whose log has neither times nor seconds."""
         curves = []
         for curve in chart.curves:
@@ -84,11 +84,11 @@ class Context:
                 curves.append(Curve(curve.run, curve.name, x, curve.y, curve.low, curve.high, curve.dash))
         label = "seconds since the start"
         more = {"unit": chart.unit, "x_unit": "seconds", "from_zero": chart.from_zero, "again": True}
-        return Lines(id, chart.title, label, chart.y_label, curves, **more)  # type: ignore[arg-type]
+        return LineChart(id, chart.title, label, chart.y_label, curves, **more)  # type: ignore[arg-type]
 
-    def times(self, run: Shown) -> dict[int, float]:
+    def times(self, run: PageRun) -> dict[int, float]:
         """Epoch as shown -> seconds from the start to its end, the same as in tables and plots over time."""
-        at = positions(Measured(run.run, run.facts), "time")
+        at = positions(MeasuredRun(run.run, run.facts), "time")
         return {run.counted(epoch): seconds for epoch, seconds in at.items()}
 
 
@@ -102,7 +102,7 @@ class Band:
     high: Sequence[float] = ()
 
 
-def _band(run: Shown, key: str) -> Band:
+def _band(run: PageRun, key: str) -> Band:
     rows = [(run.counted(epoch), values[key]) for epoch, values in run.run.epochs.items() if key in values]
     whole = PERCENT if "accuracy" in key and _in_percent(run) else 1.0
     middle = [mean(numbers) / whole for _, numbers in rows]
@@ -122,14 +122,14 @@ def _extreme(numbers: Sequence[float], choose: Callable[[Sequence[float]], float
     return choose(finite) if finite else math.nan
 
 
-def _in_percent(run: Shown) -> bool:
+def _in_percent(run: PageRun) -> bool:
     """Whether a log counts accuracies in percent."""
-    numbers = [
+    accuracies = [
         number
         for values in run.run.epochs.values()
-        for key, found in values.items()
+        for key, numbers in values.items()
         if "accuracy" in key
-        for number in found
+        for number in numbers
         if not math.isnan(number)
     ]
-    return 1 < max(numbers, default=0.0) <= PERCENT
+    return 1 < max(accuracies, default=0.0) <= PERCENT

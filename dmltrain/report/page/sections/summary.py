@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dmltrain.report.page.html import NOTHING, Cell, table
+from dmltrain.report.page.html import NOTHING, HtmlCell, table
 from dmltrain.report.page.sections.section import Context, Section
-from dmltrain.report.page.source import Shown
+from dmltrain.report.page.source import PageRun
 from dmltrain.report.summaries.summary import COLUMNS, Column, Value, summary
 
 
@@ -19,7 +19,7 @@ def section(context: Context) -> Section | None:
         for column in sorted(COLUMNS.values(), key=lambda column: column.importance)
         if column.name != "run" and any(row[column.name] is not None for row in rows)
     ]
-    made = table(
+    rows_of_runs = table(
         "Summary of the runs. Rates and means leave out a run's first epoch, which includes the start-up",
         ["run", *(column.heading for column in columns)],
         [
@@ -27,16 +27,16 @@ def section(context: Context) -> Section | None:
             for shown, row in zip(context.runs, rows, strict=True)
         ],
     )
-    return Section("Summary", [made])
+    return Section("Summary", [rows_of_runs])
 
 
-def _name(shown: Shown) -> Cell:
-    return Cell(shown.label, run=shown.number)
+def _name(shown: PageRun) -> HtmlCell:
+    return HtmlCell(shown.label, run=shown.number)
 
 
-def _cell(column: Column, value: Value) -> Cell:
+def _cell(column: Column, value: Value) -> HtmlCell:
     if value is None:
         return NOTHING
     number = isinstance(value, int | float) and not isinstance(value, bool)
     sort = float(value) if number and math.isfinite(float(value)) else None
-    return Cell(column.show(value), sort, number)
+    return HtmlCell(column.show(value), sort, number)

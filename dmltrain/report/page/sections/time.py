@@ -9,7 +9,7 @@ from dmltrain.report.page import thin
 from dmltrain.report.page.chart import Chart, Stack
 from dmltrain.report.page.html import Content, element
 from dmltrain.report.page.sections.section import Context, Section
-from dmltrain.report.page.source import Shown, Worker
+from dmltrain.report.page.source import PageRun, Worker
 
 PARTS = tuple(record.metric(name) for name in record.COMMUNICATION if name != "bound")
 NAMES = tuple(name.replace("-", " ") for name in record.COMMUNICATION if name != "bound")
@@ -52,29 +52,29 @@ def _parts(worker: Worker) -> dict[int, list[float | None]]:
     }
 
 
-def _by_worker(shown: Shown) -> Stack:
+def _by_worker(shown: PageRun) -> Stack:
     """A bar for each worker: the mean over its epochs."""
-    found = [(worker.name, _parts(worker)) for worker in shown.workers]
-    found = [(name, parts) for name, parts in found if parts]
-    columns = [[_mean(column) for column in zip(*parts.values(), strict=True)] for _, parts in found]
+    workers = [(worker.name, _parts(worker)) for worker in shown.workers]
+    workers = [(name, parts) for name, parts in workers if parts]
+    columns = [[_mean(column) for column in zip(*parts.values(), strict=True)] for _, parts in workers]
     return Stack(
         f"parts-by-worker-{shown.number}",
         f"By worker: {shown.label}",
         "worker",
         "seconds per epoch",
         shown.number,
-        [name for name, _ in found],
+        [name for name, _ in workers],
         NAMES,
         {"": [list(part) for part in zip(*columns, strict=True)]},
         "seconds",
     )
 
 
-def _by_epoch(shown: Shown, most: int) -> Stack:
+def _by_epoch(shown: PageRun, most: int) -> Stack:
     """A bar for each epoch, or for several; of all workers, or of one that the reader chooses."""
-    found = {worker.name: _parts(worker) for worker in shown.workers[:MOST_WORKERS]}
-    epochs = sorted({epoch for parts in found.values() for epoch in parts})
-    groups = {name: _columns(parts, epochs) for name, parts in found.items() if parts}
+    parts_of_workers = {worker.name: _parts(worker) for worker in shown.workers[:MOST_WORKERS]}
+    epochs = sorted({epoch for parts in parts_of_workers.values() for epoch in parts})
+    groups = {name: _columns(parts, epochs) for name, parts in parts_of_workers.items() if parts}
     everyone = [_across(columns) for columns in zip(*groups.values(), strict=True)]
     chosen = {ALL: everyone, **groups} if len(groups) > 1 else groups
     size = thin.group(len(epochs), most)
@@ -92,7 +92,7 @@ def _by_epoch(shown: Shown, most: int) -> Stack:
     )
 
 
-def _label(shown: Shown, epochs: Sequence[int]) -> str:
+def _label(shown: PageRun, epochs: Sequence[int]) -> str:
     first, last = shown.counted(epochs[0]), shown.counted(epochs[-1])
     return str(first) if first == last else f"{first} to {last}"
 

@@ -88,10 +88,10 @@ def _listed(parts: list[str]) -> str:
     return f": {', '.join(shown)}" if shown else ""
 
 
-def _event(kind: str, when: str | None, after: str, what: Content, cause: str | None) -> Markup:
+def _event(kind: str, when: str | None, after: str, text: Content, cause: str | None) -> Markup:
     parts: list[Content] = [element("time", _shown(when))] if when else []
     parts += [element("span", after, class_="after")] if after else []
-    parts += [element("span", what, class_="what")]
+    parts += [element("span", text, class_="what")]
     parts += [element("span", cause, class_="cause")] if cause else []
     return element("li", *parts, class_=kind)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmltrain.report.page.chart import Chart, Curve, Lines
-from dmltrain.report.page.samples import Host
+from dmltrain.report.page.chart import Chart, Curve, LineChart
+from dmltrain.report.page.samples import HostSamples
 from dmltrain.report.page.sections.section import Context, Section
 from dmltrain.report.table import mean
 
@@ -37,7 +37,7 @@ def section(context: Context) -> Section | None:
         for key, (title, label, unit) in BY_EPOCH.items()
     ]
     charts += [
-        Lines(
+        LineChart(
             f"host-{column.replace('_', '-')}",
             f"{title}, sampled",
             "seconds since the first sample",
@@ -55,22 +55,22 @@ def section(context: Context) -> Section | None:
 
 def _curves(context: Context, column: str) -> list[Curve]:
     """A curve for each host; with many hosts their mean and band."""
-    each = sum(len(run.hosts) for run in context.runs) <= MOST_HOSTS
+    by_host = sum(len(run.hosts) for run in context.runs) <= MOST_HOSTS
     curves: list[Curve] = []
     for run in context.runs:
         hosts = [host for host in run.hosts if column in host.values]
-        if each or len(hosts) <= 1:
+        if by_host or len(hosts) <= 1:
             curves += [_curve(run.number, host, column, place) for place, host in enumerate(hosts)]
         elif hosts:
             curves.append(_together(run.number, hosts, column))
     return curves
 
 
-def _curve(run: int, host: Host, column: str, place: int) -> Curve:
+def _curve(run: int, host: HostSamples, column: str, place: int) -> Curve:
     return Curve(run, host.name, host.time, host.values[column], dash=place)
 
 
-def _together(run: int, hosts: Sequence[Host], column: str) -> Curve:
+def _together(run: int, hosts: Sequence[HostSamples], column: str) -> Curve:
     """Mean, smallest and largest of all samples of an interval, of all hosts."""
     pairs = [
         (time, number)

@@ -41,13 +41,13 @@ def _fetch(package: str, files: dict[str, str]) -> str:
     """Unpack `files` of an npm package; returns the digest that the registry has of it."""
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(["npm", "pack", "--json", package], cwd=folder, capture_output=True, check=True)
-        [found] = json.loads(packed.stdout)
-        with tarfile.open(Path(folder, found["filename"])) as archive:
+        [record] = json.loads(packed.stdout)
+        with tarfile.open(Path(folder, record["filename"])) as archive:
             for member, name in files.items():
                 content = archive.extractfile(member)
                 assert content is not None, f"{package} has no file {member}"
                 (HERE / name).write_bytes(content.read())
-    return str(found["integrity"])
+    return str(record["integrity"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Indexes that are expensive to make, kept in a file of their own: facts as one line of JSON, then arrays of numbers.
+"""Indexes that are expensive to compute are stored in a file: facts as one line of JSON, then arrays of numbers.
 
 The line also has the name, type and length of each array. The bytes of the arrays follow in that order.
 """
@@ -22,7 +22,7 @@ MAX_LINE = 16 << 20  # bytes of the line: the 21,841 classes of ImageNet-22K hav
 TYPES = ("<i8", "<u4", "|u1")
 
 
-class Kept(NamedTuple):
+class StoredIndex(NamedTuple):
     """What an index consists of."""
 
     facts: Mapping[str, Any]
@@ -34,14 +34,14 @@ def path(data: Path) -> Path:
     return data.with_name(data.name + SUFFIX)
 
 
-def save(target: Path, index: Kept) -> None:
+def save(target: Path, index: StoredIndex) -> None:
     """Raises OSError if it cannot be written."""
     columns = [(name, array.dtype.newbyteorder("<").str, len(array)) for name, array in index.arrays.items()]
     line = json.dumps({"format": FORMAT, "arrays": columns, **index.facts}) + "\n"
     whole_file.write(target, (line.encode(), *(array.data.cast("B") for array in index.arrays.values())))
 
 
-def load(source: Path) -> Kept:
+def load(source: Path) -> StoredIndex:
     """Raises Damaged."""
     file = DataFile(source)
     head = file.read(0, min(file.size, MAX_LINE))
@@ -54,7 +54,7 @@ def load(source: Path) -> Kept:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise Damaged(f"does not begin with a line of an index of format {FORMAT!r}") from None
     del head
-    return Kept(facts, _arrays(file, len(line) + 1, columns))
+    return StoredIndex(facts, _arrays(file, len(line) + 1, columns))
 
 
 def _arrays(file: DataFile, place: int, columns: list[tuple[str, int, int]]) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from dmltrain.data.readers.data_file import Damaged
 MAX_BYTES = (1 << 32) - 1
 
 
-class Names:
+class CompactNames:
     """Names by number. content: the bytes of all. ends: uint32 (n,), where each ends."""
 
     def __init__(self, content: bytes | bytearray, ends: Array) -> None:
@@ -27,7 +27,7 @@ class Names:
         return bytes(self.content[start : int(self.ends[index])])
 
 
-def collect(names: Iterable[bytes], limit: int = MAX_BYTES) -> Names:
+def collect(names: Iterable[bytes], limit: int = MAX_BYTES) -> CompactNames:
     """Raises Damaged for more than `limit` bytes."""
     content, ends = bytearray(), array("I")
     for name in names:
@@ -35,4 +35,4 @@ def collect(names: Iterable[bytes], limit: int = MAX_BYTES) -> Names:
         if len(content) > limit:
             raise Damaged(f"the names of its records have more than {limit} bytes; divide it after {len(ends)} records")
         ends.append(len(content))
-    return Names(content, np.frombuffer(ends, np.uint32) if ends else np.empty(0, np.uint32))
+    return CompactNames(content, np.frombuffer(ends, np.uint32) if ends else np.empty(0, np.uint32))

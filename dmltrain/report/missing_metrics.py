@@ -1,4 +1,4 @@
-"""What is said about metrics that were asked for and that the logs do not have: which ones they have."""
+"""Notes on metrics that the user asks for and that the logs do not have: which ones they have."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ _MOST = 8  # names in a note
 
 
 def notes(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
-    """A note for each run whose table has dashes only, and on names that no run has, which are probably typing errors.
-    Without a GPU a log has a part of `usage`."""
-    there = [(table, _keys(table)) for table in tables if table.rows]
-    every = set[str]().union(*(keys for _, keys in there))
-    dashes = {table.run.log: _has(keys) for table, keys in there if not any(_of(name) & keys for name in names)}
+    """A note for each run whose table would have dashes only, and for each name that no run has: probably a typing
+    error. The names of the group `usage` are no errors: without a GPU a log has only some of them."""
+    with_epochs = [(table, _keys(table)) for table in tables if table.rows]
+    every = set[str]().union(*(keys for _, keys in with_epochs))
+    dashes = {
+        table.run.log: _has(keys)
+        for table, keys in with_epochs
+        if not any(_keys_of_metric(name) & keys for name in names)
+    }
     if every & {*record.USAGE_KEYS}:
         names = [name for name in names if name not in record.USAGE_KEYS]
-    unknown = [name for name in names if not _of(name) & every] if len(dashes) < len(there) else []
+    unknown = [name for name in names if not _keys_of_metric(name) & every] if len(dashes) < len(with_epochs) else []
     return [
-        *(f"{log}: no epoch has a value of {_listed(names)}: {said}" for log, said in dashes.items()),
+        *(f"{log}: no epoch has a value of {_listed(names)}: {keys_of_log}" for log, keys_of_log in dashes.items()),
         *(f"no log has a metric {name}; they have {_listed(_metrics(every))}" for name in unknown if _metrics(every)),
     ]
 
 
 def _keys(table: Table) -> set[str]:
-    """Those that have values; a table also has the main ones."""
+    """The keys that have values; the keys of a table include the main ones also without a value."""
     return {key for values in table.run.epochs.values() for key in values}
 
 
-def _of(name: str) -> set[str]:
+def _keys_of_metric(name: str) -> set[str]:
     key = record.metric(name)
     return {key, f"train_{key}", f"validation_{key}"}
 
