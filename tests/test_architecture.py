@@ -4,7 +4,7 @@ import ast
 import functools
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,7 @@ LOOSE = {"__init__", "fit", "score", "version"}  # modules of dmltrain that are 
 MOST_MODULES = 20  # of a folder; TABLES have one file for each row
 MOST_METHODS, MOST_LEVELS = 25, 3  # of a class, and of the project's classes above one another
 MOST_WORDS = 45  # in the glossary
+SMALL, MOST_SMALL = 60, 20  # lines; how many modules of so few only one other module imports
 TABLES = {"dmltrain/models", "dmltrain/data/readers"}
 LARGE = {  # classes with more methods, and how many they have: they may only shrink. KVStore has MXNet's interface.
     "dmltrain/kvstore/base.py KVStore": 40,
@@ -125,6 +126,30 @@ def test_no_folder_has_too_many_modules():
     counts = Counter(path.parent for package in PACKAGES for path in sources(package) if path.stem != "__init__")
     named = {folder.relative_to(ROOT).as_posix(): count for folder, count in counts.items()}
     assert {name: count for name, count in named.items() if count > MOST_MODULES and name not in TABLES} == {}
+
+
+def dotted(path: Path) -> str:
+    """The name of a file's module or package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removeprefix("launch.").removesuffix(".__init__")
+
+
+def test_few_modules_are_splinters_of_another_one():
+    """A row of a table has a file of its own, which its package imports."""
+    modules = {dotted(path): path for package in PACKAGES for path in sources(package)}
+    importers = defaultdict(set)
+    for importer, path in modules.items():
+        for full in imports(path):
+            importers[full if full in modules else full.rpartition(".")[0]].add(importer)
+    splinters = {
+        name
+        for name, path in modules.items()
+        if path.stem != "__init__"
+        and path.read_text().count("\n") <= SMALL
+        and len(importers[name]) == 1
+        and name.rpartition(".")[0] not in importers[name]
+    }
+    assert len(splinters) <= MOST_SMALL, sorted(splinters)
 
 
 def classes() -> dict[str, tuple[int, list[str]]]:
