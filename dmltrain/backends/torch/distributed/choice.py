@@ -162,7 +162,7 @@ def choose(
     all_rows = store.all_reduce("rows of factors", all_rows)
     if len(set(all_rows.tolist())) > 1:
         raise UserError(
-            f"the workers gave factors={', '.join(f'{each:.0f}' for each in all_rows)}: give all the largest number of "
+            f"the workers gave factors={', '.join(f'{row:.0f}' for row in all_rows)}: give all the largest number of "
             "samples of any worker's step"
         )
     store.measure_limits()
