@@ -6,8 +6,10 @@ import pickle
 import shutil
 import subprocess
 import sys
+import typing
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,7 +157,35 @@ def test_of_another_version(written):
         journal.read(written, "2.0")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 1, "dmltrain": "1.0"}\n'])
+def pickled(kind: Any, known: dict[str, list[str]]) -> dict[str, list[str]]:
+    """All classes of the package in values of this type, by their names, with their fields."""
+    for part in (*typing.get_args(kind), *getattr(kind, "__subclasses__", tuple)()):
+        pickled(part, known)
+    if getattr(kind, "__module__", "").startswith("dmltrain_launch") and isinstance(kind, type):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name not in known:
+            hints = typing.get_type_hints(kind)
+            known[name] = list(hints)
+            for hint in hints.values():
+                pickled(hint, known)
+    return known
+
+
+def test_the_format_rises_with_what_is_pickled():
+    """If this fails, a launcher cannot read an earlier one's journal: raise FORMAT, and write the new sum here."""
+    found = pickled(Entry, pickled(Beginning, {}))
+    assert len(found) > 30
+    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (2, 852972163)
+
+
+def test_of_another_format(written):
+    content = (written / JOURNAL).read_bytes()
+    (written / JOURNAL).write_bytes(content.replace(b'"format": 2', b'"format": 1', 1))
+    with pytest.raises(LaunchError, match="has format 1, expected 2"):
+        journal.read(written, "1.0")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 2, "dmltrain": "1.0"}\n'])
 def test_what_is_not_a_journal(tmp_path, content):
     (tmp_path / JOURNAL).write_bytes(content)
     with pytest.raises(LaunchError, match="is not the journal of a launcher"):

@@ -34,7 +34,7 @@ from dmltrain_launch.run.stream import Number
 from dmltrain_launch.run.supervisor.event import Event
 from dmltrain_launch.terminal.log_folder import JOURNAL, Retry, never_retry
 
-FORMAT = 1
+FORMAT = 2  # it rises when a class that is pickled here moves, or gets another name or other fields
 KEPT = "launcher.kept"
 HEAD = struct.Struct("!II")  # length and CRC-32 of what follows
 ROW = struct.Struct("!QQ")  # number of a frame, bytes of the log
@@ -168,9 +168,13 @@ def _check(path: Path, line: bytes, dmltrain: str) -> None:
         version, theirs = head["format"], head["dmltrain"]
     except (ValueError, TypeError, KeyError):
         raise LaunchError(f"{path} is not the journal of a launcher") from None
-    if version != FORMAT or theirs != dmltrain:
+    if theirs != dmltrain:
         raise LaunchError(
             f"{path} was written by dmltrain {ascii(theirs)}, and this is {dmltrain}: attach with that one"
+        )
+    if version != FORMAT:  # another state of the sources, with the same version
+        raise LaunchError(
+            f"{path} has format {ascii(version)}, expected {FORMAT}: attach with the dmltrain that wrote it"
         )
 
 
