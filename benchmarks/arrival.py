@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 from contest.bed import LOGIN, Bed, bed_of
-from report import CHECKOUT, facts, installed, show
+from report import CHECKOUT, SEARCH_PATH, facts, installed, show
 
 PARTS = ("launcher", "program", "join", "total")
 DEADLINE = 120.0  # s
@@ -39,7 +39,7 @@ class Place:
         self.more = "h2" if bed else "1"
 
     def start(self, words: list[str], folder: Path, output: Path) -> subprocess.Popen:
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+        environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         with output.open("wb") as file:
             more = {"cwd": folder, "env": environment, "stdout": file, "stderr": subprocess.STDOUT}
             if self.bed:

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import CHECKOUT, facts, installed, show
+from report import CHECKOUT, SEARCH_PATH, facts, installed, show
 
 BACKENDS = ("torch", "mxnet")
 CASES = {  # name -> workers, servers, training images, options of examples/train_cifar10.py
@@ -82,7 +82,7 @@ def train(case: str, backend: str, options: argparse.Namespace, folder: Path) ->
         str(folder),
         *program,
     ]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": SEARCH_PATH}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{case}, {backend}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
     return outcome(folder)
@@ -108,7 +108,7 @@ def epochs_of(folder: Path, aggregate: str) -> list[dict]:
         [sys.executable, "-m", "dmltrain.report.cli", *words],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
         check=True,
     )
     return json.loads(done.stdout)[0]["epochs"]

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 from backends import epochs_of
-from report import CHECKOUT, INTERPRETER, facts, installed, show
+from report import CHECKOUT, INTERPRETER, SEARCH_PATH, facts, installed, show
 
 PLAIN, UNDEFERRED, ELASTIC = "plain", "plain, not deferred", "elastic"
 STEPS = 40  # of an epoch
@@ -58,7 +58,7 @@ def keys_command(folder: Path, options: argparse.Namespace, kind: str, epochs: i
 
 @contextmanager
 def running(words: list[str], output: Path) -> Iterator[subprocess.Popen]:
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH, "OMP_NUM_THREADS": "1"}
     with output.open("wb") as file:
         process = subprocess.Popen(words, env=environment, stdout=file, stderr=subprocess.STDOUT)
         try:

@@ -33,7 +33,7 @@ from datetime import datetime
 from pathlib import Path
 
 from contest.bed import LOGIN, Bed, bed_of
-from report import CHECKOUT, facts, fail, installed, show
+from report import CHECKOUT, SEARCH_PATH, facts, fail, installed, show
 
 from dmltrain.audit.count import count
 from tests.cluster import cuts
@@ -84,7 +84,7 @@ class Trial:
         return self.result(job.returncode)
 
     def start(self, words: list[str], output: object) -> subprocess.Popen:
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+        environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         more = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         return self.testbed.start(LOGIN, words, cwd=self.folder, env=environment, **more)
 

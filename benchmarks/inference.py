@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from report import CHECKOUT, facts, fail, installed, show
+from report import PACKAGES, facts, fail, installed, show
 
-sys.path.insert(0, str(CHECKOUT))  # the dmltrain that is measured lies beside the benchmark
+sys.path[:0] = PACKAGES  # the dmltrain that is measured lies beside the benchmark
 
 from dmltrain import kvstore, models, options  # noqa: E402
 from dmltrain.backends.table import BACKENDS  # noqa: E402

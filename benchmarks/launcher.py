@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from report import CHECKOUT, facts, fail, installed, show, spread
+from report import CHECKOUT, PACKAGES, SEARCH_PATH, facts, fail, installed, show, spread
 
-sys.path.insert(0, str(CHECKOUT))
+sys.path[:0] = PACKAGES
 
 from tests.cluster import slurm  # noqa: E402
 from tests.cluster.layout import LOGIN, Settings  # noqa: E402
@@ -70,7 +70,7 @@ class Bench:
         argv = [sys.executable, "-m", "dmltrain_launch.cli", *WAYS[way][0], "--log-dir", logs, *arguments]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(CHECKOUT),
+            "PYTHONPATH": SEARCH_PATH,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }

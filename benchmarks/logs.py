@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from report import CHECKOUT, facts, fail, installed, show
+from report import SEARCH_PATH, facts, fail, installed, show
 
 EPOCHS = 100
 WORKERS = 10
@@ -135,7 +135,7 @@ def size_of(path: Path) -> int:
 def parse(path: Path) -> dict[str, float]:
     """Run dmltrain-parse: seconds, CPU seconds, peak of memory in MiB, lines of its table."""
     command = [sys.executable, "-m", "dmltrain.report.cli", "--format", "none", str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
     with tempfile.TemporaryFile() as out:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, env=environment)

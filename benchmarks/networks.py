@@ -12,6 +12,7 @@ has images/s of all workers, from their batch lines without the first, which war
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from report import CHECKOUT, INTERPRETER, facts, fail, installed, show
+from report import CHECKOUT, INTERPRETER, SEARCH_PATH, facts, fail, installed, show
 
 BATCH_LINES = 4  # of each worker, one of which warms up
 LINE = re.compile(r"Batch \[\d+\]\tSpeed: ([\d.]+) samples/sec")
@@ -106,7 +107,8 @@ def command(made: Network, workers: int, devices: int, arguments: argparse.Names
 
 def images_per_second(words: Sequence[str], log_dir: Path, workers: int) -> float:
     """Run the job; the sum over its workers of the medians of their lines without the first."""
-    done = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
+    done = subprocess.run(words, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise JobFailed(f"the job ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
     lines = [LINE.findall((log_dir / f"worker-{worker}.log").read_text()) for worker in range(workers)]

@@ -4,6 +4,7 @@ Benchmarks measure the dmltrain of this checkout (CHECKOUT), even if another ver
 """
 
 import json
+import os
 import platform
 import shlex
 import statistics
@@ -15,13 +16,15 @@ from pathlib import Path
 import machine
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+PACKAGES = [str(CHECKOUT), str(CHECKOUT / "launch")]  # the folders of dmltrain and dmltrain_launch
+SEARCH_PATH = os.pathsep.join(PACKAGES)  # PYTHONPATH of programs that import them
 INTERPRETER: list[str] = []  # the command that runs training programs; none: Python, as this process has it
 
 
 def installed(distribution: str) -> str | None:
     """The version of an installed distribution, or None; for dmltrain the version of this checkout."""
     if distribution == "dmltrain":
-        sys.path.insert(0, str(CHECKOUT))
+        sys.path[:0] = PACKAGES
         import dmltrain
 
         return dmltrain.__version__

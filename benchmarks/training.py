@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from report import CHECKOUT, facts, installed, show
+from report import CHECKOUT, SEARCH_PATH, facts, installed, show
 
 NETWORKS = {
     "resnet-20": ["--network", "resnet", "--num-layers", "20"],
@@ -113,7 +113,7 @@ def contestants(network: str, options: argparse.Namespace, folder: Path) -> list
     program = CHECKOUT / "benchmarks/contest/programs/plain_training.py"
     plain = [sys.executable, str(program), *arguments, "--network", chosen[1]]
     ours = [sys.executable, str(CHECKOUT / "examples/train_cifar10.py"), *arguments, *chosen]
-    alone = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": str(options.threads)}
+    alone = {**os.environ, "PYTHONPATH": SEARCH_PATH, "OMP_NUM_THREADS": str(options.threads)}
     return [
         Contestant("plain", [(plain, alone)], folder / "plain"),
         Contestant("local", [([*ours, "--kv-store", "local"], alone)], folder / "local"),

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import CHECKOUT, facts, fail, installed, show, spread
+from report import CHECKOUT, SEARCH_PATH, facts, fail, installed, show, spread
 
 PEERS = CHECKOUT / "tests/kvstore/programs/unauthenticated_peers.py"
 PROGRAM = CHECKOUT / "benchmarks/contest/programs/steps.py"
@@ -44,7 +44,7 @@ def run(kind: str, rate: float, steps: int) -> dict[str, float]:
         found = subprocess.run(
             [*NAMESPACE, sys.executable, str(PEERS), *peers, *launcher, "--log-dir", "logs", str(PROGRAM), str(steps)],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            env={**os.environ, "PYTHONPATH": SEARCH_PATH},
             capture_output=True,
             text=True,
             timeout=DEADLINE,

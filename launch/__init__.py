@@ -19,16 +19,22 @@ FOLDER = str(Path(__file__).parent)
 class OldNames:
     """Finds and loads `launch.X`."""
 
+    def __init__(self) -> None:
+        self._own_specs: dict[str, ModuleSpec | None] = {}
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         top, _, rest = name.partition(".")
         found = find_spec(f"{NEW}.{rest}") if top == __name__ and rest else None
         return found and ModuleSpec(name, self, origin=found.origin, is_package=bool(found.submodule_search_locations))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return importlib.import_module(NEW + spec.name.removeprefix(__name__))
+        module = importlib.import_module(NEW + spec.name.removeprefix(__name__))
+        self._own_specs[module.__name__] = module.__spec__  # the import of `launch.X` replaces it
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """It has been executed under its own name."""
+        module.__spec__ = self._own_specs[module.__name__]
 
     def get_code(self, name: str) -> CodeType | None:  # for python -m
         found = find_spec(NEW + name.removeprefix(__name__))

@@ -1,9 +1,15 @@
 """A copy of the packages that a test adds a file and a row of a table to, as somebody would who adds a new thing."""
 
+import os
 import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+
+
+def search_path(tree: Path = ROOT) -> str:
+    """PYTHONPATH for programs that are to import both packages of this tree, whatever is installed."""
+    return os.pathsep.join([str(tree), str(tree / "launch")])
 
 
 def copy_packages(folder: Path, *packages: str) -> Path:

@@ -42,6 +42,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dmltrain.base.errors import exit_now
+from tests.copied_tree import search_path
 from tests.running_job import ROOT, RunningJob
 
 LARGEST = 1 << 16  # bytes of a request
@@ -100,7 +101,7 @@ class Forker:
     def __init__(self, backend: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.place = PLACE / f"dmltrain-forker-{os.getpid()}-{secrets.token_hex(4)}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(str(self.place))
             listening.listen()

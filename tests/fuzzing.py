@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.copied_tree import search_path
 from tests.forked_job import forker
 
 PLACE = "DMLTRAIN_TEST_FUZZING"  # a folder for files of the process that reads the inputs
@@ -105,7 +106,7 @@ def command(name: str, first: int, count: int) -> tuple[int | None, str]:
     """The exit code and the output of this module's command, in a forked process."""
     words = [__file__, name, "--first", str(first), "--count", str(count)]
     with tempfile.NamedTemporaryFile("r") as log, tempfile.TemporaryDirectory(prefix=PREFIX) as place:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), PLACE: place}
+        environment = {**os.environ, "PYTHONPATH": search_path(), PLACE: place}
         process = forker().fork(words, environment, Path(log.name), ROOT)
         try:
             return process.wait(), log.read()

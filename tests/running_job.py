@@ -13,6 +13,7 @@ import pytest
 
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.base.errors import UserError
+from tests.copied_tree import search_path
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,7 @@ class RunningJob:
         self.port = listening.getsockname()[1]
         shared = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": search_path(),
             "OMP_NUM_THREADS": "1",
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_NUM_SERVER": str(servers),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.copied_tree import search_path
+
 ROOT = Path(__file__).parents[1]
 READS = {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime", "asctime", "clock_gettime", "CLOCK_REALTIME"}
 READS |= {"now", "utcnow", "today"}
@@ -90,7 +92,7 @@ def test_a_job_is_unaffected_by_a_clock_that_jumps_by_an_hour(tmp_path):
         "logs",
     ]
     command += [sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(clock)}
+    variables = {**os.environ, "PYTHONPATH": search_path(), "LD_PRELOAD": str(clock)}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr + done.stdout
     jumps = [int(seconds) for seconds in re.findall(r"rounds, wall clock (\d+) s", done.stdout)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.copied_tree import search_path
 from tests.image_records import jpeg
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def run(folder: Path, program: str, words: str, redirections: str) -> subprocess
     module, function = program.split(":")
     start = f"import sys, {module}; sys.exit({module}.{function}())"
     line = f"{shlex.join([sys.executable, '-c', start])} {words} {redirections}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
     return subprocess.run(["sh", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from dmltrain.checkpoints import checkpoint
+from tests.copied_tree import search_path
 from tests.launch.conftest import ROOT, Launched, launcher, wait_for  # noqa: F401  (a fixture)
 from tests.test_fit import installed
 from tests.tiers import tiered
@@ -27,7 +28,7 @@ def table(*arguments, cwd) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "dmltrain.report.cli", *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": search_path()},
         capture_output=True,
         text=True,
         timeout=60,

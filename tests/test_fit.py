@@ -21,6 +21,7 @@ import pytest
 from dmltrain import fit
 from dmltrain.checkpoints import checkpoint
 from dmltrain.logs import record
+from tests.copied_tree import search_path
 from tests.forked_job import ForkedJob, forker, run_forked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
@@ -305,7 +306,7 @@ def test_last_skips_a_damaged_checkpoint_and_says_so(train, backend, tmp_path):
 
 def environment(**more: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "DMLTRAIN_"))}
-    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+    return {**clean, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1", **more}
 
 
 class Job(ForkedJob):

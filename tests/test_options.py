@@ -16,6 +16,7 @@ from dmltrain.optimizers import schedule
 from dmltrain.options import mxnet, refused
 from dmltrain.options.network import OWN
 from dmltrain.train import dry_parse
+from tests.copied_tree import search_path
 
 ROOT = Path(__file__).parents[1]
 CIFAR10 = {
@@ -252,7 +253,7 @@ def test_a_program_answers_for_each_command_line(tmp_path, name):
     lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--no"]]
     (tmp_path / "lines.json").write_text(json.dumps(lines))
     command = [sys.executable, ROOT / "examples" / name]
-    variables = env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=str(ROOT))
+    variables = env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=search_path())
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("DMLTRAIN_CHECK ") and done.stdout.count("\n") == 1

@@ -9,6 +9,7 @@ import pytest
 import dmltrain
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
+from tests.copied_tree import search_path
 
 ROOT = Path(__file__).parents[1]
 
@@ -139,7 +140,7 @@ def test_the_environments_choice_of_where_the_optimizer_runs_counts_where_server
 
 def test_the_user_sees_one_line():
     program = "import dmltrain; dmltrain.distribute(None, None, 'dist_ssp', staleness=-1)"
-    alone = {"PYTHONPATH": str(ROOT)}
+    alone = {"PYTHONPATH": search_path()}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env.inherited(**alone))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "-c: error: staleness -1: expected 0 or more clocks\n"

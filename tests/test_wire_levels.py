@@ -14,6 +14,7 @@ from dmltrain.backends.mxnet import ps_lite
 from dmltrain.base.env import Environment, read
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.transport import tls
+from tests.copied_tree import search_path
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests/kvstore/programs/transport.py"
@@ -36,7 +37,7 @@ def launch(folder, level, *program):
     ]
     return subprocess.Popen(
         [*command, "--log-dir", str(folder / "logs"), *map(str, program)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": search_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=folder,
@@ -123,7 +124,7 @@ def test_a_program_that_cannot_be_protected_is_refused_or_warned_about(tmp_path,
         *options,
         "program.py",
     ]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": search_path()}
     found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (found.returncode, "Traceback" in found.stderr) == (code, False), found
     assert said in found.stdout + found.stderr

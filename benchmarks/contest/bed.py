@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from report import CHECKOUT
+from report import CHECKOUT, PACKAGES
 
 from contest.place import Running
 from contest.team import TeamFailed
 
-sys.path.insert(0, str(CHECKOUT))
+sys.path[:0] = PACKAGES
 
 from tests.cluster import requirements  # noqa: E402
 from tests.cluster.layout import BASE, LOGIN, Settings  # noqa: E402

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from report import CHECKOUT, INTERPRETER
+from report import CHECKOUT, INTERPRETER, SEARCH_PATH
 
 from contest.loop import PIPE_VARIABLE
 from contest.place import Loopback, Place, Running
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-PACKAGES = (CHECKOUT / "benchmarks", CHECKOUT)  # for the programs' imports
+IMPORTED = (str(CHECKOUT / "benchmarks"), SEARCH_PATH)  # by the programs
 START_DEADLINE = 120.0  # s; four processes on a busy machine import a framework
 BLOCK_DEADLINE = 300.0  # s
 STOP_DEADLINE = 15.0  # s
@@ -199,7 +199,7 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
         "LOCAL_WORLD_SIZE": str(place.local_workers or workers),
         "DMLTRAIN_JOB": f"benchmark-{contest.system}-{contest.mode}-{os.getpid()}",
         "DMLTRAIN_KEY_FILE": str(key_file),
-        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, PACKAGES), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*IMPORTED, os.environ.get("PYTHONPATH")])),
     }
     if contest.transport:
         variables["DMLTRAIN_TRANSPORT"] = contest.transport

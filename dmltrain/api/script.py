@@ -39,7 +39,7 @@ class ExchangeChoices:
         return dict(self.compression) if isinstance(self.compression, Mapping) else {"type": self.compression}
 
     def chosen(self, environment: Environment) -> Environment:
-        """`environment` with the values that the script asks for in place of its own. Raises UserError for a wrong
+        """`environment`, in which the script's choices replace the values of variables. Raises UserError for a wrong
         value."""
         return env.with_choices(
             environment, transport=self.transport, host_sum=self.host_sum, server_shares=self.server_shares

@@ -109,7 +109,7 @@ class State:
             self._join_job(number)
         while self._epoch < number:
             self._phase = BEFORE
-            if self._member:  # deal the epoch now, because state.save may enter a view before the loop over the loader
+            if self._member:  # assign it now: state.save may enter a view before the loop over the loader
                 self._rounds = MemberRounds(self._member, self._epoch)
             yield self._epoch
             if self.is_elastic and self._phase != AFTER:
@@ -147,7 +147,7 @@ class State:
         self._content.synchronize()
         if self._phase == READING and self._member and self._member.journal.between_epochs:
             # The epoch's last step is made. Not in `repeat`, which may enter a new view: this worker, alone there,
-            # would deal the next epoch to other members.
+            # would assign the next epoch to other members.
             return self._write(Path(path))
         self._store.repeat(lambda: self._write(Path(path)))
 

@@ -21,7 +21,6 @@ reads slowly. A worker's wait for another worker with a slow wire also counts as
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,6 +102,7 @@ class StepTimer:
         self._times.append(max(0.0, now - before[0] - (waited - before[1])))
         if len(self._times) < REPORT_STEPS or now - self._since < REPORT_SECONDS:
             return None
-        median, self._since = statistics.median(self._times), now
+        ordered, self._since = sorted(self._times), now
+        median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         self._times.clear()
         return median or None

@@ -32,7 +32,7 @@ class MemberRounds:
             self._rounds = self._begin()
 
     def _are_current(self) -> bool:
-        """Whether these rounds still fit: the kvstore's type and the deal are those with which they began."""
+        """Whether these rounds still fit: the kvstore's type and the assignment are those with which they began."""
         together = isinstance(self._rounds, SyncRounds)
         return together == self._member.steps_together and self._rounds.assignment is self._member.journal.assignment
 

@@ -1,10 +1,11 @@
 """Poison samples: a sample at which one worker after another fails ends the job. Pure.
 
-When a worker ends by an error of its own, the samples that it had of the round in progress come back and are dealt to
-others. If another worker fails with some of the same samples, one of these is the cause. It would end one worker after
-the other, so the second failure ends the job. Workers that are killed, silent or cut off cast no suspicion on samples.
+When a worker ends by an error of its own, the samples that it had of the round in progress come back and are assigned
+to others. If another worker fails with some of the same samples, one of these is the cause. It would end one worker
+after the other, so the second failure ends the job. Workers that are killed, silent or cut off cast no suspicion on
+samples.
 
-A committed sample is dealt in no later round of its epoch, so it can match no later failure: entries of `failures`
+A committed sample is assigned in no later round of its epoch, so it can match no later failure: entries of `failures`
 never have to be removed.
 """
 

@@ -94,8 +94,8 @@ class SyncRounds:
         return self.assignment.part(self._member.store.member, epoch)
 
     def begin(self) -> tuple[Array, int]:
-        """Before the first push of the round: this worker's positions, int64, and how many were dealt to all. Those who
-        wait may join. Raises JobLost."""
+        """Before the first push of the round: this worker's positions, int64, and how many were assigned to all. Those
+        who wait may join. Raises JobLost."""
         member = self._member
         store, view = member.store, member.view
         if view.leader == store.member:
@@ -110,7 +110,7 @@ class SyncRounds:
         not those of the last `part`."""
         member, view = self._member, self._member.view
         joined, self._has_joined = self._has_joined, False  # the first round of a new member is a carried one
-        if member.journal.take_missed():  # the round that follows was dealt before the view, as for the others
+        if member.journal.take_missed():  # the round that follows was assigned before the view, as for the others
             return joined
         began, samples, since = self._begun
         if view is began:

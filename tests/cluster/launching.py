@@ -14,7 +14,8 @@ import pytest
 
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import DEADLINE, ROOT, wait_for
+from tests.copied_tree import search_path
+from tests.launch.conftest import DEADLINE, wait_for
 
 # Every way to start a job, by name: the options that choose it, and the program it needs.
 WAYS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -116,7 +117,7 @@ class Front:
 
     def __init__(self, testbed: Testbed, folder: Path, before: Sequence[str] = ()):
         self.testbed, self.folder, self.before = testbed, folder, before
-        self.environment = {**os.environ, **ROOT_MAY_RUN_MPI, "PYTHONPATH": str(ROOT)}
+        self.environment = {**os.environ, **ROOT_MAY_RUN_MPI, "PYTHONPATH": search_path()}
 
     def script(self, text: str, name: str = "program.py") -> Path:
         path = self.folder / name

@@ -19,6 +19,7 @@ from tests.cluster import engines
 from tests.cluster.conftest import ROOT, made_bed
 from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched
+from tests.copied_tree import search_path
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
@@ -44,7 +45,7 @@ class Pods(Front):
         super().__init__(kubernetes.testbed, folder)
         self.kubernetes = kubernetes
         self.environment["KUBECONFIG"] = str(kubernetes.kubeconfig(user))
-        container = {"workingDir": str(folder), "env": [{"name": "PYTHONPATH", "value": str(ROOT)}]}
+        container = {"workingDir": str(folder), "env": [{"name": "PYTHONPATH", "value": search_path()}]}
         spec = {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}
         (folder / TEMPLATE).write_text(yaml.safe_dump({"spec": spec}))
 

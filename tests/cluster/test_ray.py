@@ -16,7 +16,7 @@ from tests.cluster.launching import Front, Launched
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import send
 from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
-from tests.launch.conftest import ROOT
+from tests.copied_tree import search_path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # with the start of the cluster
 RAY = ("--launcher", "ray", "--connect-timeout", 60)
@@ -138,7 +138,7 @@ def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray:
     folder.mkdir()
     (folder / "program.py").write_text(SHOWS.replace("place +", f'"{tmp_path}/" + place +'))
     words = [str(word) for word in (*RAY, "--log-dir", tmp_path / "logs", "-n", 1, "-s", 0, "program.py")]
-    where = ("--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{ROOT}"}}}}')
+    where = ("--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{search_path()}"}}}}')
     printed = ray.job("submit", *where, "--", sys.executable, "-m", "dmltrain_launch.cli", *words)
     assert "0 processes left on 1 host" in printed and "succeeded" in printed, printed
     worker = Front(ray.testbed, tmp_path).written()["worker-0"]
@@ -148,7 +148,7 @@ def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray:
 
 def inside(*words: object) -> list[object]:
     """A job whose launcher runs in Ray, asked for from outside."""
-    environment = json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}})
+    environment = json.dumps({"env_vars": {"PYTHONPATH": search_path()}})
     return [*RAY, "--address", f"http://127.0.0.1:{DASHBOARD}", "--ray-runtime-env", environment, *words]
 
 

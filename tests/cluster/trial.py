@@ -16,6 +16,7 @@ from tests.cluster.cells import AGENT_SECONDS, VICTIMS, WAYS, Cell
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import Process, command_line, in_a_job, is_guest, namespace
 from tests.cluster.testbed import Testbed
+from tests.copied_tree import search_path
 from tests.scripts import executable
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +112,7 @@ class Trial:
         fixed += ["--quiet", "--log-level", "DEBUG"]
         program = [sys.executable, PROGRAM, self.cell.phase, self.folder]
         command = [*FIRST, sys.executable, "-m", "dmltrain_launch.cli", *way, *fixed, *program]
-        environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        environment = dict(os.environ, PYTHONPATH=search_path(), OMP_NUM_THREADS="1")
         with open(self.said, "wb") as said:
             more = {"cwd": self.folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
             return self.bed.start(LOGIN, list(map(str, command)), **more)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.copied_tree import search_path
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
 
@@ -34,7 +36,7 @@ class Place:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"},
             **more,
         )
         self.started.append(process)

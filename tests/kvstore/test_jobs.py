@@ -24,6 +24,7 @@ from dmltrain.kvstore.transport.listener import LINES, PERIOD_SECONDS, Unauthent
 from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from tests.cluster import requirements
+from tests.copied_tree import search_path
 from tests.forked_job import NETWORK
 from tests.waiting import SECONDS
 
@@ -374,7 +375,7 @@ def test_a_job_starts_and_trains_among_unauthenticated_peers(tmp_path):
         "--log-dir",
         "logs",
     ]
-    command = [*ALONE, "env", f"PYTHONPATH={ROOT}", *peers, *launcher, "program.py"]
+    command = [*ALONE, "env", f"PYTHONPATH={search_path()}", *peers, *launcher, "program.py"]
     job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
     took = time.monotonic() - began
     assert job.returncode == 0, job.stdout + job.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.copied_tree import search_path
 from tests.waiting import wait_for
 
 __all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "begin", "carriers", "go", "run", "said", "wait_for"]
@@ -129,7 +130,7 @@ class Launched:
 def begin(program: str, *words: object, **popen: object) -> subprocess.Popen:
     """A process of this program of launch/dmltrain_launch/cli.py: `job_main`."""
     command = [sys.executable, "-c", f"import dmltrain_launch.cli; dmltrain_launch.cli.{program}()", *map(str, words)]
-    options = {"env": dict(os.environ, PYTHONPATH=str(ROOT)), "stdout": subprocess.PIPE, "text": True}
+    options = {"env": dict(os.environ, PYTHONPATH=search_path()), "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**options, **popen})
 
 
@@ -144,7 +145,7 @@ def run(program: str, *words: object, code: int = 0, **popen: object) -> subproc
 class Launcher:
     def __init__(self, folder: Path):
         self.folder, self.launched = folder, []
-        self.environment = dict(os.environ, PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))
+        self.environment = dict(os.environ, PYTHONPATH=search_path(), TMPDIR=str(folder / "tmp"))
         self.environment.pop("OMP_NUM_THREADS", None)  # which the launcher sets
         (folder / "tmp").mkdir()
 

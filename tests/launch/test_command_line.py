@@ -21,7 +21,8 @@ from dmltrain_launch.commands.jobs import COLUMNS, find_jobs, table
 from dmltrain_launch.commands.recorded import Launcher
 from dmltrain_launch.commands.visit import write_end
 from dmltrain_launch.terminal.log_folder import LogFolder
-from tests.launch.conftest import DEADLINE, ROOT, begin, run, wait_for
+from tests.copied_tree import search_path
+from tests.launch.conftest import DEADLINE, begin, run, wait_for
 from tests.launch.refusal import refusal
 
 DUMP = """
@@ -529,14 +530,16 @@ def test_check_has_no_other_modes(capsys, words):
 def test_a_job_runs_with_closed_standard_streams_as_with_dev_null(tmp_path, closed):
     command = [sys.executable, "-m", "dmltrain_launch.cli", "--no-live", "--launcher", "local", "-n", "1", "-s", "0"]
     line = shlex.join([*command, "--log-dir", "logs", "sh", "-c", "echo ok"])
-    done = subprocess.run(["sh", "-c", f"{line} {closed}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        ["sh", "-c", f"{line} {closed}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": search_path()}
+    )
     assert done.returncode == 0 and (tmp_path / "logs/worker-0.log").read_text() == "ok\n"
 
 
 def test_a_job_that_could_not_start_has_ended_in_its_record(tmp_path):
     command = [sys.executable, "-m", "dmltrain_launch.cli", "--no-live", "--launcher", "local", "-n", "30", "-s", "0"]
     limited = ["sh", "-c", f"ulimit -n 14; exec {shlex.join([*command, '--log-dir', 'logs', 'true'])}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": search_path()}
     done = subprocess.run(limited, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode and "Too many open files" in done.stderr
     record = json.loads((tmp_path / "logs/job.json").read_text())

@@ -11,7 +11,8 @@ import pytest
 
 from dmltrain_launch.agent.process import living
 from dmltrain_launch.run.journal import JOURNAL, KEPT
-from tests.launch.conftest import ROOT, Launched, go, run, wait_for
+from tests.copied_tree import search_path
+from tests.launch.conftest import Launched, go, run, wait_for
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
 # Each worker counts. A scheduler or server ends when all workers have; a replacement says that it joins.
@@ -51,7 +52,7 @@ class Attached(Launched):
 
 
 def environment(launched: Launched) -> dict[str, str]:
-    return dict(os.environ, PYTHONPATH=str(ROOT), TMPDIR=str(launched.folder / "tmp"))
+    return dict(os.environ, PYTHONPATH=search_path(), TMPDIR=str(launched.folder / "tmp"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from dmltrain_launch.agent.host import inspection
 from dmltrain_launch.own_program import own_program
-from tests.copied_tree import copy_packages
+from tests.copied_tree import copy_packages, search_path
 
 ROOT = Path(__file__).parents[2]
 PYTHON_OPTION = re.compile(r"""["' ](-[mc])(?=["' ])""")
@@ -45,7 +45,7 @@ def hostile(tmp_path) -> Path:
 def run_in(folder: Path, command: list[str]) -> tuple[subprocess.CompletedProcess[str], str]:
     """What ran, and the modules of the folder that it imported."""
     ran = folder.parent / "ran"
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "RAN": str(ran)}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": search_path(), "RAN": str(ran)}
     done = subprocess.run(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -97,6 +97,7 @@ def test_the_old_import_name_loads_no_module_twice(tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
     program = (
         "import sys, launch.job.hosts.entry as old, dmltrain_launch.job.hosts.entry as new\n"
+        "assert old.__spec__.name == new.__name__ == 'dmltrain_launch.job.hosts.entry'\n"
         "print(old is new, old.__file__, [name for name in sys.modules if name.startswith('launch.')])"
     )
     command = [sys.executable, "-c", program]

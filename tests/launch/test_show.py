@@ -22,7 +22,7 @@ from dmltrain_launch.terminal.live import duration, row
 from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag, write_all
 from dmltrain_launch.terminal.progress import Progress
-from tests.launch.conftest import ROOT
+from tests.copied_tree import search_path
 from tests.waiting import wait_for
 
 
@@ -108,7 +108,7 @@ with open({str(tmp_path / "out")!r}, "wb") as out:
     show({str(tmp_path / "job")!r}, "", False, out.fileno())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    used = int(subprocess.check_output([sys.executable, "-c", code], env=dict(os.environ, PYTHONPATH=str(ROOT))))
+    used = int(subprocess.check_output([sys.executable, "-c", code], env=dict(os.environ, PYTHONPATH=search_path())))
     assert used < 8_000, "KiB"
     data = (tmp_path / "out").read_bytes()
     assert data.count(b"\0") == size
@@ -265,7 +265,7 @@ def test_a_reader_that_goes_away(tmp_path):
     make(tmp_path / "job", {"worker-0.log": b"line\n" * 1_000_000})
     code = f"from dmltrain_launch.commands.show import show; print(show({str(tmp_path / 'job')!r}, '', False, 1) == '')"
     command = f"{shlex.quote(sys.executable)} -c {code!r} 2>{tmp_path}/err | head -1"
-    out = subprocess.check_output(["bash", "-c", command], env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    out = subprocess.check_output(["bash", "-c", command], env=dict(os.environ, PYTHONPATH=search_path()))
     assert out == b"[worker-0] line\n"
     assert b"show" not in (tmp_path / "err").read_bytes()
 

@@ -11,6 +11,7 @@ import pytest
 
 from dmltrain.report import cli, reading, table
 from dmltrain.report.runs import run
+from tests.copied_tree import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +27,7 @@ def process() -> Callable[..., subprocess.CompletedProcess]:
 
     def call(*arguments: object, **options) -> subprocess.CompletedProcess:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 60, **options}
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+        environment = {**os.environ, "PYTHONPATH": search_path(), **options.pop("env", {})}
         command = [sys.executable, "-m", "dmltrain.report.cli", *map(str, arguments)]
         done = subprocess.run(command, env=environment, **options)
         assert "Traceback" not in (done.stderr or done.stdout)

@@ -21,6 +21,7 @@ from dmltrain.report.command_line import arguments
 from dmltrain.report.follow import Follower, complete, follow
 from dmltrain.report.live_job import LiveJob
 from dmltrain.report.tail import Tail
+from tests.copied_tree import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -257,7 +258,7 @@ def program() -> Iterator[Callable[..., subprocess.Popen]]:
     def start(*options: object, **more) -> subprocess.Popen:
         command = [sys.executable, "-m", "dmltrain.report.cli", "--follow", *map(str, options)]
         more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
-        started.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **more))
+        started.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": search_path()}, **more))
         return started[-1]
 
     yield start
@@ -333,7 +334,7 @@ def test_a_real_job(program: Callable, tmp_path: Path) -> None:
         str(folder),
     ]
     train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "dist_sync", "--num-epochs", "4"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([*launch, *train], env=environment, **output) as launcher:
         printed = ""

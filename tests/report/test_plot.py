@@ -12,6 +12,7 @@ import pytest
 
 from dmltrain.report import plot, reading, style
 from dmltrain.report.table import table
+from tests.copied_tree import search_path
 from tests.running_job import ROOT
 
 pytest.importorskip("matplotlib")
@@ -125,7 +126,7 @@ def test_equal_logs_give_equal_files(log: Path, tmp_path: Path) -> None:
     """In two processes, whose hashes of text differ, and with settings of the user."""
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\naxes.grid: True\nsvg.hashsalt: x\n")
     for seed in "12":
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        environment = {**os.environ, "PYTHONPATH": search_path(), "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", ALL_ENDINGS, log, seed]
         subprocess.run(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
         (tmp_path / "matplotlibrc").unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from dmltrain.report.summaries.series import AXES, points
 from dmltrain.report.summaries.spreadsheet import quoted
 from dmltrain.report.summaries.summary import COLUMNS, summary
 from dmltrain.report.summaries.summary_text import plain
+from tests.copied_tree import search_path
 from tests.running_job import ROOT
 
 STAMP = "2026-11-20 12:00:00,123"
@@ -400,7 +401,7 @@ def test_the_width_is_that_of_the_terminal(runs: Path, columns: int) -> None:
     """In a real terminal, as a user has it."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover
-        os.environ.update(COLUMNS=str(columns), PYTHONPATH=str(ROOT))
+        os.environ.update(COLUMNS=str(columns), PYTHONPATH=search_path())
         os.execv(sys.executable, [sys.executable, "-m", "dmltrain.report.cli", "--summary", str(runs / "run-10")])
     output = b""
     with contextlib.suppress(OSError):  # the terminal's other end is closed

@@ -271,7 +271,8 @@ class SchedulerCore:
         return self._take_over_if(now >= resume.due)
 
     def _take_over_if(self, complete: bool) -> list[Action]:
-        """Take over from the lost scheduler, if it is `complete` which processes have come back."""
+        """Take over from the lost scheduler. `complete`: whether all expected processes have come back; without it,
+        nothing happens."""
         if not complete:
             return []
         resume, self._resume = self._resume, None

@@ -196,8 +196,8 @@ class Service:
 
     @contextlib.contextmanager
     def _paused(self, works: deque[Work]) -> Iterator[None]:
-        """Hold the lock; if the core can pause, no new work begins meanwhile. Afterwards `works` has the work that
-        became possible."""
+        """A context that holds the lock. If the core can pause, no new work begins meanwhile. Afterwards `works` has
+        the work that became possible."""
         with self._progress:
             is_paused = self._core.pause()
             try:

@@ -185,7 +185,8 @@ class ServerSlice:
         self.note_pull(*workers)
 
     def note_pull(self, *workers: int) -> None:
-        """These workers have the current value. It is kept until their next pull if steps need it."""
+        """These workers have the current value. If steps need the values that workers pulled, it is kept until their
+        next pull."""
         if not needs_pulled(self.step):
             return
         for worker in workers:

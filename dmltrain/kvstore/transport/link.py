@@ -181,7 +181,8 @@ class Link:
             deque(pieces, 0)
 
     def _pieces(self, size: int, header: bytes, received_seal: bytearray) -> Iterator[bytes | memoryview]:
-        """`header` and the `size` bytes after it, each piece valid until the next; then fill `received_seal`."""
+        """`header` and the `size` bytes after it, each piece valid until the next. After the last one `received_seal`
+        is filled."""
         yield header
         memory = memoryview(bytearray(min(size, CHUNK)))
         for start in range(0, size, CHUNK):
@@ -226,15 +227,18 @@ class Link:
     def send_now(self, data: bytes) -> int:
         """On a unix socket: send as many bytes as it accepts without blocking; returns how many. If the link is cut,
         returns len(data): the reading thread reports the loss."""
-        try:
-            with self._send_lock:
+        with self._send_lock:
+            sent = 0
+            self.bytes_sent += len(data)  # before sending, as in _send
+            try:
                 sent = self.sock.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.cut()
-            return len(data)
-        self.bytes_sent += sent
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.cut()
+                return len(data)
+            finally:
+                self.bytes_sent -= len(data) - sent
         return sent
 
     def limit(self, seconds: float) -> None:

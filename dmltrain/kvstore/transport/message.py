@@ -143,7 +143,8 @@ class Release(Message):
 @dataclass(frozen=True)
 class Bye(Message):
     """This process has finished. `stays`: it still serves the other workers of its host (relay.py), so its loss still
-    ends the job; afterwards it sends another Bye. `done`: the last op that it holds in an elastic job, else -1."""
+    ends the job. When they have finished, it sends a second Bye. `done`: the last op that it holds in an elastic job,
+    else -1."""
 
     op = "bye"
     stays: bool = False
@@ -252,11 +253,12 @@ class Start(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """This worker has declared its keys, and can go on without workers that are lost from now on; or it waits to join a
-    job that runs. `facts`: what must be the same for all workers, as texts. `replay`: the views that the job must go
-    through; empty without a replay, and from all workers but the first. `balance`: how samples follow the speed of
-    workers. `kvstore` and `staleness`: see View. Of the last three those of the first worker count. `why_fixed`: why
-    the job cannot change between kvstores whose workers make each step together and others; empty if it can."""
+    """This worker has declared its keys. In a job that starts: from now on it can go on without workers that are lost.
+    In a job that runs: it waits to join. `facts`: what must be the same for all workers, as texts. `replay`: the views
+    that the job must go through; empty without a replay, and from all workers but the first. `balance`: how samples
+    follow the speed of workers. `kvstore` and `staleness`: see View. Of the last three those of the first worker count.
+    `why_fixed`: why the job cannot change between kvstores whose workers make each step together and others; empty if
+    it can."""
 
     op = "ready"
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -387,8 +389,8 @@ class Rejoin(Message):
 
 @dataclass(frozen=True)
 class Left(Message):
-    """From a server: a worker, member of `view`, has finished; `done` is the last op that it holds. The worker reports
-    this itself (Bye), but that scheduler may be lost, and the worker has ended."""
+    """From a server: a worker, member of `view`, has finished; `done` is the last op that it holds. The worker has told
+    its scheduler (Bye). If that scheduler was lost, only the servers know it: the worker has ended."""
 
     op = "left"
     view: int

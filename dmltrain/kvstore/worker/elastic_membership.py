@@ -140,7 +140,7 @@ class ElasticMembership(Membership):
             self.progress.end()
 
     def _fail(self, reason: str) -> None:
-        """The job goes on without this worker. But a UserError is the same on all workers, and ends the job."""
+        """An error of this worker: the job goes on without it, unless it is a UserError, which all workers have."""
         if isinstance(sys.last_value, UserError):
             super()._fail(reason)
         else:

@@ -13,7 +13,7 @@ one member holds it, all have its results.
 With dist_async and dist_ssp each worker makes steps of its own, which are no ops. A view may begin while a worker is in
 the middle of a step. The worker then pushes this step again; servers ignore what they have of it already. In the first
 op of each view all members learn how many steps each of them holds (clocks.py). Then the samples that are left are
-dealt again.
+assigned again.
 
 If the next view has other servers, all members divide the slices of keys among these, and declare the keys again. If
 the optimizer runs on the workers, servers keep no state from one round to the next. If it runs on the servers, these

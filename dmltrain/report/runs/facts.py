@@ -1,6 +1,6 @@
 """What the logs of a run say of the whole run: command, options, network, hosts, versions, workers.
 
-The sources are the first lines that dmltrain writes (`dmltrain.fit.introduce`), the arguments that MXNet's programs
+The sources are the first lines that dmltrain writes (`dmltrain.fit.log_start`), the arguments that MXNet's programs
 log, and the launcher's job.json beside the logs. What no source says is None.
 """
 

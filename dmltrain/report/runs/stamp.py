@@ -85,6 +85,7 @@ class Clock:
 
     def settled(self, seconds: float | None) -> float | None:
         """What `seconds` is after the whole log was read; None if its dates can be read in two ways."""
+        self._last = _Asked(b"", 0, 0)  # a clock may live for long: it keeps no block in memory
         if seconds is None or not self._by_day:
             return seconds
         fits = [day_first for day_first in (False, True) if _fits(self._dates, day_first)]

@@ -46,7 +46,7 @@ def boot_id() -> str:
 def living() -> dict[int, Process]:
     """All processes of this host that are not zombies."""
     processes = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {process.pid: process for process in processes if process is not None and process.state not in "ZX"}
+    return {found.pid: found for found in processes if found is not None and found.state not in "ZX"}
 
 
 def has_mark(pid: int, marks: tuple[bytes, ...]) -> bool:

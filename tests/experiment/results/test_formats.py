@@ -20,6 +20,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.experiment.results import check, write
 from dmltrain.experiment.results.formats import FORMATS, latex, markdown
 from dmltrain.report.summaries.summary import COLUMNS
+from tests.copied_tree import search_path
 from tests.experiment.results import made
 from tests.running_job import ROOT
 
@@ -253,7 +254,7 @@ def test_results_that_are_written_again_have_the_same_bytes(tmp_path):
     elsewhere.mkdir()
     (elsewhere / "matplotlibrc").write_text("font.size: 20\nsvg.fonttype: path\n")
     (tmp_path / "file.yaml").write_text(WRITTEN)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-c", AGAIN, os.path.relpath(second, elsewhere), str(tmp_path / "file.yaml")]
     subprocess.run(command, cwd=elsewhere, env=environment, check=True)
     assert set(content(first)) == TABLES | {"plots/1-speed-up.svg", "plots/2-curves.svg", "plots/3-bars.svg"}

@@ -17,6 +17,7 @@ import pytest
 from benchmarks import report_page
 from dmltrain.report.page import cli, document, html
 from dmltrain.report.summaries.statistic import difference
+from tests.copied_tree import search_path
 from tests.report.page import written
 from tests.report.page.written import run
 
@@ -61,7 +62,7 @@ def test_made_again_it_has_the_same_bytes(tmp_path, report):
     for folder in folders:
         shutil.copytree(folder, moved / folder.name)
     program = [sys.executable, "-m", "dmltrain.report.page.cli", *(f"run-{number}" for number in range(3))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     subprocess.run([*program, "-o", "report.html"], cwd=moved, env=environment, check=True, capture_output=True)
     assert (moved / "report.html").read_bytes() == first
     assert str(tmp_path) not in first.decode()

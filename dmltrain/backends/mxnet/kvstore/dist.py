@@ -250,8 +250,8 @@ class PullDeadline:
     """A deadline for pulls from ps-lite, which has none: calls `overdue(key, seconds)` once, when a value has been
     awaited for more than `limit` seconds.
 
-    One thread waits for one pulled value after another: whenever it is idle, for the next pull. Another thread watches
-    the clock. A step costs nothing for it.
+    One thread waits for one pull at a time; pulls that begin meanwhile are not watched. Another thread watches the
+    clock. Training steps do not become slower.
     """
 
     def __init__(self, limit: float, overdue: Callable[[Any, float], None]) -> None:

@@ -25,7 +25,9 @@ from dmltrain.kvstore.view import View
 
 # Ops of a view that drains, after which all members are between two steps:
 TOGETHER = 1  # the present round
-APART = 4  # who holds how many steps; all know the deal (both in elastic_store.py); two barriers of AsyncRounds.is_over
+# All say how many steps they hold; all know the assignment (both in elastic_store.py); two barriers of
+# AsyncRounds.is_over.
+APART = 4
 
 
 class KindChange:
