@@ -97,8 +97,8 @@ def distribute(
 
     - `step_early`: send gradients during `backward()`, and step each part of the model as soon as its sum has arrived.
       Nothing may read or change gradients between `backward()` and `step()`; some of what does is an error.
-    - `broadcast_buffers`: give all workers worker 0's buffers (dist_sync): when gradients are averaged, after a backward
-      pass; with `step_early` at each step. DDP does it before each forward pass.
+    - `broadcast_buffers`: give all workers worker 0's buffers (dist_sync) after a backward pass, when gradients are
+      averaged; with `step_early` at each step. DDP does it before each forward pass.
 
     With `defer`, which implies `step_early`, `step()` returns at once, and the next `model(x)` waits for each weight
     just before it reads it. The results are the same. Code that reads weights in another way than by `model(x)` or
