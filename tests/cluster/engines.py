@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report.cli import main as parse
-from tests.cluster.launching import LONGEST, ROOT, Front, Launched
+from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import DEAD, Process, namespace, read
 from tests.cluster.testbed import Testbed
+from tests.copied_tree import ROOT
 from tests.forked_job import forked
 from tests.launch.test_change_commands import PROGRAM as ELASTIC
 from tests.waiting import wait_for

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dmltrain.audit.count import count
-from tests.cluster.launching import LONGEST, ROOT, Front, Launched
+from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.testbed import Testbed
+from tests.copied_tree import ROOT
 from tests.forked_job import forked
 from tests.launch.test_change_commands import PROGRAM
 from tests.waiting import wait_for

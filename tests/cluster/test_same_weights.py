@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import ROOT, Front, way
+from tests.cluster.launching import Front, way
 from tests.cluster.testbed import Testbed
+from tests.copied_tree import ROOT
 from tests.forked_job import forked
 
 torch = pytest.importorskip("torch")

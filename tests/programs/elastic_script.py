@@ -126,7 +126,7 @@ def save(optimizer):
 
 
 def save_when_agreed(optimizer):
-    wait_for(lambda: optimizer._sum.done, "how many samples all have")
+    wait_for(lambda: optimizer._checksum_sum.done, "how many samples all have")
     save(optimizer)
 
 

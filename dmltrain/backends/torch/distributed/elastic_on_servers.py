@@ -47,7 +47,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         self._checksums = store.new_name("receipts")
         self._dealt, self._checksum = 0, np.zeros(RECEIPT)
         self._after_step: Callable[[Array], None] | None = None
-        self._receipt_sum: Handle | None = None  # of the checksums, in the present view
+        self._checksum_sum: Handle | None = None  # of the checksums, in the present view
         self._sent: set[Bucket] = set()  # in the present view
         self._sent_in = store.view  # that view
         store.take_weights = self.synchronize
@@ -62,7 +62,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _begin_round(self) -> None:
         try:
-            self._sum_receipts()
+            self._sum_checksums()
         except ViewChanged:  # step() asks again
             self._begin_again()
 
@@ -118,7 +118,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         checksums: (3,); zeros if other workers have made the step and this one has its result already."""
         while True:
             try:
-                checksums = self._sum_receipts()
+                checksums = self._sum_checksums()
                 checksums.wait()
                 total = np.array(checksums.values[0])
                 pulled = self._exchange() if total[0] else {}
@@ -148,12 +148,12 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             handle.wait()
         return pulled
 
-    def _sum_receipts(self) -> Handle:
+    def _sum_checksums(self) -> Handle:
         """The sum of the checksums in the present view."""
         self._follow_view()
-        if self._receipt_sum is None:
-            self._receipt_sum = self.store.sum_in_round(self._checksums, self._checksum)
-        return self._receipt_sum
+        if self._checksum_sum is None:
+            self._checksum_sum = self.store.sum_in_round(self._checksums, self._checksum)
+        return self._checksum_sum
 
     def _follow_view(self) -> None:
         """Begin again if this worker has entered another view since, which happens while the script saves a
@@ -163,16 +163,16 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             self._sent_in = self.store.view
 
     def _begin_again(self) -> None:
-        self._receipt_sum = None
+        self._checksum_sum = None
         self._sent.clear()
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
         self._follow_view()
-        if self._receipt_sum is not None and self._receipt_sum.done:  # else step() pushes it
+        if self._checksum_sum is not None and self._checksum_sum.done:  # else step() pushes it
             try:
-                self._receipt_sum.wait()
-                if self._receipt_sum.values[0][0]:
+                self._checksum_sum.wait()
+                if self._checksum_sum.values[0][0]:
                     self._send(bucket)
             except ViewChanged:
                 self._begin_again()
@@ -188,8 +188,8 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _gradients(self, bucket: Bucket) -> Array:
         """The gradients to push, scaled so that the step uses the mean over the samples of the workers that stay."""
-        assert self._receipt_sum is not None
-        gradients, committed = bucket.host_gradients(), int(self._receipt_sum.values[0][0])
+        assert self._checksum_sum is not None
+        gradients, committed = bucket.host_gradients(), int(self._checksum_sum.values[0][0])
         if committed != self._dealt:
             gradients = gradients * gradients.dtype.type(self._dealt / committed)
         return gradients
