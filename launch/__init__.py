@@ -42,7 +42,7 @@ class OldNames:
 
 
 def own_package_first() -> None:
-    """Programs that this one starts need it as well."""
+    """`dmltrain_launch` is the package of this folder, whatever is installed; also in programs that this one starts."""
     found = find_spec(NEW)
     if found is None or Path(found.origin).parents[1] != Path(FOLDER):
         sys.path.insert(0, FOLDER)

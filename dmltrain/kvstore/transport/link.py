@@ -81,7 +81,7 @@ class Link:
         self._seals: Seals | None = None
         self._sealed = b""  # the header whose payload comes next, if the frame has a seal
         self._deadline = 0.0  # time.monotonic, of the handshake
-        self.bytes_sent = 0  # through the socket, with the frame that is being sent
+        self.bytes_sent = 0  # handed to the socket, all of the frame that is being sent included
         self.bytes_received = 0
         self.own_arena: Arena | None = None  # memory that this side shares with the peer
         self.peer_arena: Mapping | None = None  # memory that the peer shares with this side; both are set, or none

@@ -33,7 +33,8 @@ AMBIGUOUS = "dates such as {} may be day/month or month/day, and both fit: the t
 
 
 class _Asked(NamedTuple):
-    """What the clock was asked last: for a position in a block's data, the start of its line, where its time can be."""
+    """The last question to a clock, and its answer: a position in a block's data, where its line begins, the start of
+    that line, in which its time can be, and the time."""
 
     data: bytes
     at: int

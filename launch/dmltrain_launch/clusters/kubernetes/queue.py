@@ -243,8 +243,8 @@ class Held:
         return f"the {self.kind} {status.job_state(job)}" if job["spec"].get("suspend") else ""
 
     def _launchers(self) -> list[Any]:
-        """The launcher's pod. Before Kubernetes 1.28 a Job may make another one in the place of a pod that somebody has
-        deleted: that one finds the first one's Secret, and refuses to start the job again."""
+        """The launcher's pod. Where somebody deletes it, a Job may make another one (seen with Kubernetes 1.20). That
+        one finds the first one's Secret, and refuses to start the job again: its exit code is not the job's."""
         pods = self._pods(manifest.LAUNCHER)
         return [pod for pod in pods if not self._followed or status.name_of(pod) in self._followed]
 
