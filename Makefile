@@ -8,8 +8,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # With editable_mode=compat a path leads to this folder. Setuptools' default is a module that each Python imports at its
 # start, which doubles the time that it takes. A variable, because pips before 22.1 have no such option, and ignore it.
+# pip compiles the modules of packages on one core, which takes as long as all the rest: compileall uses all cores.
 PIP := PIP_CONFIG_SETTINGS=editable_mode=compat $(BIN)/python -m pip --disable-pip-version-check install --quiet \
-    --constraint constraints.txt
+    --no-compile --constraint constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true# some packages have files for other Pythons
 CORES := $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)))')
 AT_ONCE ?= $(shell expr 2 \* $(CORES))# tests side by side: most of them wait
 MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < (3, 12) else "")')
@@ -40,9 +42,13 @@ test-ci: TIER := and not exhaustive
 test-ci: export DMLTRAIN_TEST_INPUTS ?= 2000
 test-all: export DMLTRAIN_TEST_FUZZ ?= 20
 test-all: export DMLTRAIN_TEST_INPUTS ?= 1000000
-test test-ci test-all: system $(VENV)/test.done
+test test-ci test-all: system $(VENV)/test.done tests/__pycache__
 	$(PYTEST) -n $(AT_ONCE) $(SIDE_BY_SIDE) -m "not alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 	$(PYTEST) -m "alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
+
+# In a new clone each of the processes above would rewrite the assertions of all test files: this does it once.
+tests/__pycache__:
+	@find tests -name 'test_*.py' | xargs -P $(CORES) -n 64 $(PYTEST) --collect-only -q > /dev/null || true
 
 flaky: $(VENV)/test.done
 	$(BIN)/python -m tests.flaky $(FILES) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
@@ -87,16 +93,20 @@ $(BIN)/pip:
 
 $(VENV)/demo.done: setup.py constraints.txt | $(BIN)/pip
 	$(PIP) --editable '.[torch]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 	$(PIP) --editable '.[docs]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/test.done: $(VENV)/demo.done
 	$(PIP) --editable '.[torch,images,lmdb,leveldb,plot,ray,dev$(MXNET)]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/mutation.done: $(VENV)/test.done
 	$(PIP) --editable '.[mutation]'
+	@$(COMPILE)
 	@touch $@
