@@ -10,9 +10,11 @@ import numpy as np
 
 from dmltrain.base import bounded
 from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import seal
 
 FORMAT = 1  # of the content of state.save's files: `_parts` refuses another one
 RESERVED = ("model", "optimizer")
+ARCHIVE = ".pt"  # what the file is, whatever its name
 
 
 class Content:
@@ -104,10 +106,16 @@ def _keeps_state(value: Any) -> bool:
 
 
 def read(path: Path) -> bytes:
-    """A checkpoint's file; b"" if there is none. Raises UserError if it cannot be read."""
+    """A checkpoint's file; b"" if there is none. Raises UserError if it cannot be read, or is damaged."""
     try:
-        return bounded.read(path)
+        content = bounded.read(path)
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise UserError(f"state.load: {path}: {error.strerror}") from error
+    if damage := seal.examine(content, ARCHIVE).damage:
+        raise UserError(
+            f"state.load: {path} is damaged or truncated: {damage}; load another file, or remove this one to begin "
+            "with the first epoch"
+        )
+    return content

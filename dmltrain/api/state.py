@@ -17,6 +17,7 @@ from dmltrain.api.content import Content, read
 from dmltrain.base import env, whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import seal
 from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.kvstore.view import EQUAL, Balancing
@@ -296,7 +297,7 @@ class State:
         if self.rank == 0:
             try:
                 content = self._content.give({"epoch": self._epoch + (self._phase == AFTER)})
-                whole_file.write(path, content, confirm=self._store.confirm)
+                whole_file.write(path, seal.sealed(content), confirm=self._store.confirm)
             except OSError as error:
                 raise UserError(f"state.save: {path} cannot be written: {error.strerror}") from error
         if self._phase == AFTER:
