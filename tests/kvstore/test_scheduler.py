@@ -16,6 +16,7 @@ from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.scheduler.membership.balance import GAIN, LEAST, PAUSE, Balance, divided, seconds
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import Balancing, Lost, View
+from tests import handlers
 from tests.tiers import seed_ranges
 
 REGISTER = say.Register("127.0.0.1", 0, "h0", "", "")
@@ -152,12 +153,17 @@ def test_a_bye_ends_a_job_whose_others_wait_at_a_barrier_that_it_has_not_reached
         (("worker", 7), REGISTER, "not part of this job"),
         (("worker", 7), say.Heartbeat(), "has not registered"),
         (("worker", 0), say.Shutdown(), "shutdown is not for the scheduler"),
-        (("server", 0), say.Barrier("x"), "only workers"),
+        (("server", 0), say.Barrier("x"), "barrier is not for the scheduler"),
     ],
 )
 def test_invalid_messages_are_refused_with_their_sender(node, message, expected):
     (action,) = started().handle(node, message, 1.0)
     assert isinstance(action, say.Refuse) and expected in action.reason
+
+
+def test_the_page_of_the_protocol_has_the_table_of_today():
+    page = handlers.PAGE.read_text()
+    assert page == handlers.with_table(page), "write it anew: python -m tests.handlers"
 
 
 def test_a_barrier_names_missing_workers_and_its_time_counts_from_its_first_worker():

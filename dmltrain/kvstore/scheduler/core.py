@@ -17,6 +17,7 @@ An elastic job also goes on when its scheduler is lost, with another `incarnatio
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,46 +111,17 @@ class SchedulerCore:
             return self._yield_to(message.incarnation)
         if self._resume:
             return self._collect(self._resume, node, message)
-        if isinstance(message, Rejoin):
-            return self._rejoin_late(node, message)
-        if isinstance(message, Register):
-            return self._register(node, message)
-        peer = self._peers.get(node)
-        if peer is None:
-            return [Refuse(f"{name_of(node)} has not registered")]
-        peer.heard = now
-        if self._removed(node) or (self._views.has_left(node) and not isinstance(message, (Heartbeat, Bye))):
-            return []
-        match message:
-            case Heartbeat():
-                return [Send(node, Heartbeat())]
-            case Barrier():
-                return self._barrier(node, message)
-            case Bye():
-                return self._bye(node, message)
-            case Abort():
-                reason = f"{self._peers.describe(node)}: {message.reason}"
-                if self._views.is_joining(node):
-                    return self._drop_newcomer(node, reason)
-                return self._abort(reason, better=self._causes.concern(node))
-            case Overdue():
-                return self._abort(f"{self._peers.describe(node)}: {message.reason}")
-            case LinkLost():
-                return self._link_lost(message)
-            case Failed() if node[0] == "worker" and self.elastic:
-                return self._failed(node, message)
-            case Ready() | Flushed() | Admit() | Leaving() | Speed() | HasState() if (
-                node[0] == "worker" and self.elastic
-            ):
-                return self._view(node[1], message)
-            case Left() if node[0] == "server":
-                return []  # the worker says Bye itself; only a scheduler that takes over needs this (resume.py)
-            case Stops() | Changed() if node[0] == "worker":
-                return self._changes.take(node[1], message)
-            case Took() if node[0] == "worker":
-                workers = self._views.present if self.elastic else range(self.num_workers)
-                return self._step_times.take(node[1], message.seconds, workers)
-        return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
+        handler = HANDLERS.get(type(message), NOT_FOR_THE_SCHEDULER)
+        if handler.of_registered:
+            peer = self._peers.get(node)
+            if peer is None:
+                return [Refuse(f"{name_of(node)} has not registered")]
+            peer.heard = now
+            if self._removed(node) or (self._views.has_left(node) and not isinstance(message, (Heartbeat, Bye))):
+                return []
+        if node[0] not in handler.senders or (handler.only_elastic and not self.elastic):
+            return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
+        return handler.call(self, node, message)
 
     def change(self, change: Change) -> list[Action]:
         """The user wants to change the job's kvstore."""
@@ -404,11 +376,6 @@ class SchedulerCore:
         self._links.forget(node)
         return [Log(log), Send(node, Abort(reason)), Cut(node)]
 
-    def _link_lost(self, lost: LinkLost) -> list[Action]:
-        if self._is_relevant(lost):
-            self._links.add(lost, self.now)
-        return []
-
     @property
     def _causes(self) -> LostLinks:
         """The lost links that still count. Those with an end that has left the job since are forgotten."""
@@ -456,20 +423,6 @@ class SchedulerCore:
         return member not in views.present and (member not in views.dismissed or views.has_left(node))
 
     # -- registration, barriers, the end --------------------------------------------------------------------------
-
-    def _view(self, member: int, message: Ready | Flushed | Admit | Leaving | Speed | HasState) -> list[Action]:
-        if isinstance(message, Flushed):
-            return self._unless_stuck(self._views.flushed(member, message))
-        if isinstance(message, Admit):
-            return self._views.admit(member, message)
-        if isinstance(message, Speed):
-            return self._views.speed(member, message, self.now)
-        if isinstance(message, HasState):
-            return self._views.has_state(member, message)
-        if isinstance(message, Leaving):
-            log = Log(f"{self._peers.describe(('worker', member))} leaves on purpose: {message.reason}")
-            return [log, *changed] if (changed := self._views.notice(member, message)) is not None else []
-        return self._ready(member, message)
 
     def _ready(self, member: int, message: Ready) -> list[Action]:
         node, views = ("worker", member), self._views
@@ -536,8 +489,6 @@ class SchedulerCore:
         return max(self.num_workers, self.max_workers)
 
     def _barrier(self, node: Node, message: Barrier) -> list[Action]:
-        if node[0] != "worker":
-            return [Refuse("only workers take part in barriers")]
         if message.view:
             return self._views.barrier(node[1], message) or self._abort_if_barrier_hangs()
         barrier = self._barriers.reach(message.id, node[1], self.now)
@@ -591,3 +542,120 @@ class SchedulerCore:
 
     def _expected(self) -> list[Node]:
         return [("server", s) for s in range(self.num_servers)] + [("worker", w) for w in range(self.num_workers)]
+
+
+def _aborted(core: SchedulerCore, node: Node, message: Abort) -> list[Action]:
+    """A process ends the job, or, before it has joined, only itself."""
+    reason = f"{core._peers.describe(node)}: {message.reason}"
+    if core._views.is_joining(node):
+        return core._drop_newcomer(node, reason)
+    return core._abort(reason, better=core._causes.concern(node))
+
+
+def _leaving(core: SchedulerCore, node: Node, message: Leaving) -> list[Action]:
+    changed = core._views.notice(node[1], message)
+    if changed is None:
+        return []
+    return [Log(f"{core._peers.describe(node)} leaves on purpose: {message.reason}"), *changed]
+
+
+def _took(core: SchedulerCore, node: Node, message: Took) -> list[Action]:
+    workers = core._views.present if core.elastic else range(core.num_workers)
+    return core._step_times.take(node[1], message.seconds, workers)
+
+
+def _link_lost(core: SchedulerCore, node: Node, lost: LinkLost) -> list[Action]:
+    if core._is_relevant(lost):
+        core._links.add(lost, core.now)
+    return []
+
+
+def _nothing(core: SchedulerCore, node: Node, message: Message) -> list[Action]:
+    return []
+
+
+def _of_change(core: SchedulerCore, node: Node, message: Stops | Changed) -> list[Action]:
+    return core._changes.take(node[1], message)
+
+
+WORKER, SERVER = ("worker",), ("server",)
+ALL_ROLES = (*WORKER, *SERVER)
+
+
+@dataclass(frozen=True)
+class Handler:
+    """Which processes may send a message to the scheduler, and what it does then, in words for docs/protocol.md."""
+
+    senders: tuple[str, ...]
+    does: str
+    call: Callable[[SchedulerCore, Node, Any], list[Action]]
+    only_elastic: bool = False
+    of_registered: bool = True  # only from processes that have registered
+
+
+NOT_FOR_THE_SCHEDULER = Handler((), "refuses it", _nothing)
+# What a scheduler does with each message. One of a later incarnation first collects all but `superseded` (resume.py).
+HANDLERS: Mapping[type[Message], Handler] = {
+    Register: Handler(
+        ALL_ROLES,
+        "sends `start` to all when all have registered; lets replacements and additional workers join",
+        SchedulerCore._register,
+        of_registered=False,
+    ),
+    Rejoin: Handler(
+        ALL_ROLES,
+        "sends the newest `enter` to a worker that has left on purpose, and refuses any other: it was removed",
+        SchedulerCore._rejoin_late,
+        of_registered=False,
+    ),
+    Heartbeat: Handler(ALL_ROLES, "answers it", lambda core, node, message: [Send(node, Heartbeat())]),
+    Barrier: Handler(WORKER, "sends `release` to all when all have reached it", SchedulerCore._barrier),
+    Bye: Handler(ALL_ROLES, "ends the job after the last worker's", SchedulerCore._bye),
+    Abort: Handler(ALL_ROLES, "ends the job; a newcomer's ends only the newcomer", _aborted),
+    Overdue: Handler(
+        ALL_ROLES,
+        "ends the job",
+        lambda core, node, message: core._abort(f"{core._peers.describe(node)}: {message.reason}"),
+    ),
+    LinkLost: Handler(
+        ALL_ROLES,
+        "waits for a better cause; then ends the job, or goes on without the process that is cut off",
+        _link_lost,
+    ),
+    Failed: Handler(WORKER, "goes on without the worker", SchedulerCore._failed, only_elastic=True),
+    Ready: Handler(
+        WORKER,
+        "begins view 1 when all are ready; lets a newcomer join if its facts are those of the others",
+        lambda core, node, message: core._ready(node[1], message),
+        only_elastic=True,
+    ),
+    Flushed: Handler(
+        WORKER,
+        "begins the next view when all members have said so",
+        lambda core, node, message: core._unless_stuck(core._views.flushed(node[1], message)),
+        only_elastic=True,
+    ),
+    Admit: Handler(
+        WORKER,
+        "begins the change of view that waits for the leader",
+        lambda core, node, message: core._views.admit(node[1], message),
+        only_elastic=True,
+    ),
+    Leaving: Handler(WORKER, "plans a view without the worker", _leaving, only_elastic=True),
+    Speed: Handler(
+        WORKER,
+        "divides the samples anew if the speeds have changed enough",
+        lambda core, node, message: core._views.speed(node[1], message, core.now),
+        only_elastic=True,
+    ),
+    HasState: Handler(
+        WORKER,
+        "notes that the worker can give the state to others",
+        lambda core, node, message: core._views.has_state(node[1], message),
+        only_elastic=True,
+    ),
+    Left: Handler(SERVER, "nothing: the worker says `bye`; see [Another scheduler](#another-scheduler)", _nothing),
+    Stops: Handler(WORKER, "names the step when all have answered", _of_change),
+    Changed: Handler(WORKER, "logs the change when all have made it", _of_change),
+    Took: Handler(WORKER, "logs who computes longer than the median", _took),
+}
