@@ -11,6 +11,7 @@ from dmltrain.report.runs.run import Run
 
 Cell = float | list[float] | None  # None: no value in the log
 
+PERCENT = 100.0
 MAIN = ("train_accuracy", "validation_accuracy", "seconds")  # keys that every row has
 
 
@@ -39,6 +40,18 @@ def largest(numbers: Sequence[float]) -> float:
 
 def last(numbers: Sequence[float]) -> float:
     return numbers[-1]
+
+
+def whole_of_accuracies(run: Run) -> float:
+    """What this run's accuracies are parts of: 100 if it counts them in percent, else 1."""
+    accuracies = [
+        number
+        for values in run.epochs.values()
+        for key, numbers in values.items()
+        if "accuracy" in key
+        for number in numbers
+    ]
+    return PERCENT if 1 < largest(accuracies) <= PERCENT else 1.0
 
 
 AGGREGATES: dict[str, Callable[[Sequence[float]], Cell]] = {"mean": mean, "max": largest, "last": last, "all": list}

@@ -10,12 +10,11 @@ from functools import cached_property
 from dmltrain.logs import record
 from dmltrain.report.runs.facts import Facts
 from dmltrain.report.runs.run import Run
-from dmltrain.report.table import AGGREGATES, largest, mean, total
+from dmltrain.report.table import AGGREGATES, largest, mean, total, whole_of_accuracies
 
 ACCURACY = "validation_accuracy"
 LOSSES = ("validation_cross_entropy", "validation_loss", "validation_nll_loss")
 _SPENT = tuple(record.metric(name) for name in record.COMMUNICATION if name != "bound")  # seconds
-_PERCENT = 100.0
 
 
 class MeasuredRun:
@@ -100,17 +99,7 @@ class MeasuredRun:
 
     @cached_property
     def _whole(self) -> float:
-        """100 if the log counts accuracies in percent."""
-        highest = largest(
-            [
-                number
-                for values in self.run.epochs.values()
-                for key, numbers in values.items()
-                if "accuracy" in key
-                for number in numbers
-            ]
-        )
-        return _PERCENT if 1 < highest <= _PERCENT else 1.0
+        return whole_of_accuracies(self.run)
 
 
 def over(cells: Mapping[int, float], epochs: Sequence[int]) -> float | None:

@@ -15,9 +15,7 @@ from dmltrain.report.page.html import Content
 from dmltrain.report.page.source import PageRun, Sources
 from dmltrain.report.summaries.measured import MeasuredRun
 from dmltrain.report.summaries.series import positions
-from dmltrain.report.table import mean
-
-PERCENT = 100.0
+from dmltrain.report.table import mean, whole_of_accuracies
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Band:
 
 def _band(run: PageRun, key: str) -> Band:
     rows = [(run.counted(epoch), values[key]) for epoch, values in run.run.epochs.items() if key in values]
-    whole = PERCENT if "accuracy" in key and _in_percent(run) else 1.0
+    whole = whole_of_accuracies(run.run) if "accuracy" in key else 1.0
     middle = [mean(numbers) / whole for _, numbers in rows]
     epochs = [epoch for epoch, _ in rows]
     if all(len(numbers) == 1 for _, numbers in rows):
@@ -120,16 +118,3 @@ def _band(run: PageRun, key: str) -> Band:
 def _extreme(numbers: Sequence[float], choose: Callable[[Sequence[float]], float]) -> float:
     finite = [number for number in numbers if math.isfinite(number)]
     return choose(finite) if finite else math.nan
-
-
-def _in_percent(run: PageRun) -> bool:
-    """Whether a log counts accuracies in percent."""
-    accuracies = [
-        number
-        for values in run.run.epochs.values()
-        for key, numbers in values.items()
-        if "accuracy" in key
-        for number in numbers
-        if not math.isnan(number)
-    ]
-    return 1 < max(accuracies, default=0.0) <= PERCENT
