@@ -26,7 +26,7 @@ import torch
 
 import dmltrain
 from dmltrain.api.state import newest
-from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers as OnServers
+from dmltrain.backends.torch.distributed.elastic_changing import ElasticChangingOptimizer as OnServers
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore as Store
 from tests.waiting import wait_for

@@ -11,8 +11,8 @@ With `step_early` each bucket is pushed as soon as backward has produced its las
 step(). The optimizer on the worker then steps each bucket when its sum arrives (early.py). With the optimizer on the
 servers, weights are pulled into the memory of the model's parameters; the next forward waits for them (on_servers.py).
 In an elastic job the step is made after the last sum has arrived (elastic.py), and weights are taken when all have
-arrived (elastic_on_servers.py; elastic_changing.py also for dist_async and dist_ssp). With `defer` the next forward
-waits for each bucket just before it first reads it (overlap.py, parameter_hooks.py).
+arrived (elastic_changing.py). With `defer` the next forward waits for each bucket just before it first reads it
+(overlap.py, parameter_hooks.py).
 
 With dist_local no gradients are sent: each worker steps alone, and from time to time the weights are averaged
 (local_steps.py).
