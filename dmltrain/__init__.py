@@ -112,37 +112,34 @@ def distribute(
     """
     environment = _worker()
     from dmltrain.api import script
+    from dmltrain.kvstore.choices import ExchangeChoices
 
-    asked = script.ExchangeChoices(
+    asked = ExchangeChoices(
         kvstore,
         compression,
         staleness,
+        local_steps,
+        outer_lr,
+        outer_momentum,
         update_on_kvstore,
+        factors,
         transport,
         host_sum,
         server_shares,
         balance,
         batch,
         server_snapshot,
+        defer,
+        step_early,
+        broadcast_buffers,
     )
-    of_model = script.ModelChoices(local_steps, outer_lr, outer_momentum, factors)
-    script.check(asked, of_model, environment)
+    script.check(asked, environment)
     from dmltrain.backends.torch import release
 
     release.check()
-    from dmltrain.backends.torch import distributed
+    from dmltrain.backends.torch.distributed import connect
 
-    return distributed.distribute(
-        model,
-        optimizer,
-        script.store(asked, environment),
-        update_on_kvstore=asked.on_servers(environment),
-        defer=defer,
-        step_early=step_early,
-        broadcast_buffers=broadcast_buffers,
-        factors=factors,
-        averaging=of_model.averaging(kvstore),
-    )
+    return connect(model, optimizer, script.store(asked, environment), asked.of_job(environment))
 
 
 def loader(

@@ -24,8 +24,8 @@ LEVELS = {  # folder -> its modules and folders from the bottom up: each imports
         *("checkpoints options report", "rounds", "train", "api experiment data_command fit", "score", "__init__"),
     ),
     "dmltrain/kvstore": (
-        "local_steps waiting state_file log scratch spawned step view",
-        *("types", "kind", "base", "codec agreement", "rules", "transport", "scheduler", "server", "worker", "local"),
+        *("local_steps waiting state_file log scratch spawned step view", "types", "kind", "base"),
+        *("codec agreement choices", "rules", "transport", "scheduler", "server", "worker", "local"),
         "__init__",
     ),
     "launch/dmltrain_launch": (  # its __init__, which has LaunchError alone, is below all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -14,111 +14,52 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec, rules, types
 from dmltrain.kvstore.base import KVStore
-from dmltrain.kvstore.local_steps import LocalSteps
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.options.training import BATCHES, CONSTANT
 
 
-@dataclass(frozen=True)
-class ExchangeChoices:
-    """How the models of a process exchange gradients; the fields are parameters of `dmltrain.distribute`."""
-
-    kvstore: str
-    compression: str | Mapping[str, Any]
-    staleness: float | None
-    update_on_kvstore: bool | None
-    transport: str | None
-    host_sum: str | None
-    server_shares: str | None
-    balance: bool = False
-    batch: str = CONSTANT
-    server_snapshot: float | None = None
-
-    @property
-    def codec_parameters(self) -> dict[str, Any]:
-        """As `KVStore.set_gradient_compression` takes them."""
-        return dict(self.compression) if isinstance(self.compression, Mapping) else {"type": self.compression}
-
-    def chosen(self, environment: Environment) -> Environment:
-        """`environment`, in which the script's choices replace the values of variables. Raises UserError for a wrong
-        value."""
-        return env.with_choices(
-            environment, transport=self.transport, host_sum=self.host_sum, server_shares=self.server_shares
-        )
-
-    def in_effect(self, environment: Environment) -> dict[str, Any]:
-        """Field -> the value that is used: the script's, else the default of `environment`. Raises UserError for a
-        wrong value."""
-        kind, chosen = types.find(self.kvstore), self.chosen(environment)
-        return {
-            "kvstore": kind.name,
-            "compression": self._codec(),
-            "staleness": kind.bound(self.staleness),
-            "update_on_kvstore": self.on_servers(environment),
-            "balance": self.balance,
-            "batch": self.batch,
-            "server_snapshot": self.server_snapshot,
-            **{name: getattr(chosen, name) for name in env.CHOICES},
-        }
-
-    def on_servers(self, environment: Environment) -> bool:
-        """Whether the optimizer runs on the servers: as the script asks, else as the environment says if the type of
-        kvstore allows it."""
-        if self.update_on_kvstore is not None:
-            return bool(self.update_on_kvstore)
-        return bool(environment.update_on_kvstore) and "servers" in types.find(self.kvstore).optimizer_on
-
-    def _codec(self) -> codec.Codec | None:
-        try:
-            return codec.make(self.codec_parameters)
-        except ValueError as error:
-            raise UserError(f"compression={self.compression!r}: {error}") from error
+def in_effect(asked: ExchangeChoices, environment: Environment) -> dict[str, Any]:
+    """What all models of a process have in common: choice -> the value that is used, the script's, else the default of
+    `environment`. Raises UserError for a wrong value."""
+    kind, chosen = types.find(asked.kvstore), asked.chosen(environment)
+    return {
+        "kvstore": kind.name,
+        "compression": _codec(asked),
+        "staleness": kind.bound(asked.staleness),
+        "update_on_kvstore": asked.on_servers(environment),
+        "balance": asked.balance,
+        "batch": asked.batch,
+        "server_snapshot": asked.server_snapshot,
+        **{name: getattr(chosen, name) for name in env.CHOICES},
+    }
 
 
-@dataclass(frozen=True)
-class ModelChoices:
-    """What each model of a process can choose for itself; the fields are parameters of `dmltrain.distribute`."""
-
-    local_steps: int | None
-    outer_lr: float | None
-    outer_momentum: float | None
-    factors: int
-
-    def averaging(self, kvstore: str) -> LocalSteps | None:
-        """See KVStoreType.averaging."""
-        return types.find(kvstore).averaging(self.local_steps, self.outer_lr, self.outer_momentum)
+def _codec(asked: ExchangeChoices) -> codec.Codec | None:
+    try:
+        return codec.make(asked.codec_parameters)
+    except ValueError as error:
+        raise UserError(f"compression={asked.compression!r}: {error}") from error
 
 
-def check(asked: ExchangeChoices, model: ModelChoices, environment: Environment) -> None:
+def check(asked: ExchangeChoices, environment: Environment) -> None:
     """Raise UserError for the first mistake, also where the script trains alone and its choices have no effect."""
-    effective = asked.in_effect(environment)
-    if model.factors:
-        rules.check_rows(model.factors)
-    rules.check(
-        rules.IN_PYTHON,
-        kvstore=asked.kvstore,
-        staleness=asked.staleness,
-        local_steps=model.local_steps,
-        outer_lr=model.outer_lr,
-        outer_momentum=model.outer_momentum,
-        update_on_kvstore=effective["update_on_kvstore"],
-        compression=effective["compression"].name if effective["compression"] else "none",
-        threshold=asked.codec_parameters.get("threshold"),
-        factors=model.factors or None,
-        server_shares=asked.server_shares,
-    )
+    effective = in_effect(asked, environment)
+    on_servers = effective["update_on_kvstore"]
+    if asked.factors:
+        rules.check_rows(asked.factors)
+    rules.check(rules.IN_PYTHON, replace(asked, update_on_kvstore=on_servers))
     if asked.batch not in BATCHES:
         raise UserError(f"batch={asked.batch!r}: expected one of {', '.join(BATCHES)}")
     if asked.server_snapshot is not None:
-        on_servers = types.find(asked.kvstore).steps_on_servers(effective["update_on_kvstore"])
-        _check_snapshot(asked.server_snapshot, on_servers)
-    why = rules.why_no_change(asked.kvstore, effective["update_on_kvstore"])
+        _check_snapshot(asked.server_snapshot, types.find(asked.kvstore).steps_on_servers(on_servers))
+    why = rules.why_no_change(asked.kvstore, on_servers)
     if environment.reports_steps and why:
         raise UserError(why)
     if environment.launched and not environment.elastic:
         _check_plain(asked)
     if environment.elastic:
-        more = {"threshold": asked.codec_parameters.get("threshold"), "factors": model.factors}
-        _check_elastic({**effective, **more, "balance": asked.balance, "batch": asked.batch})
+        more = {"threshold": asked.codec_parameters.get("threshold"), "factors": asked.factors}
+        _check_elastic({**effective, **more})
 
 
 def _check_snapshot(seconds: Any, on_servers: bool) -> None:
@@ -177,7 +118,7 @@ def in_use() -> ExchangeChoices:
 
 
 def _check_same(asked: ExchangeChoices, first: ExchangeChoices, environment: Environment) -> None:
-    now, before = asked.in_effect(environment), first.in_effect(environment)
+    now, before = in_effect(asked, environment), in_effect(first, environment)
     for name in now:
         if now[name] != before[name]:
             raise UserError(

@@ -11,11 +11,12 @@ from typing import Any
 
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec, types
+from dmltrain.kvstore.choices import ExchangeChoices
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a user writes a choice: `names` by the parameters of `check`, then `between` and the value as `show` writes
+    """How a user writes a choice: `names` by those of CHOICES, then `between` and the value as `show` writes
     it."""
 
     names: Mapping[str, str]
@@ -34,35 +35,23 @@ CHOICES = (
 IN_PYTHON = Spelling({name: name for name in CHOICES} | {"threshold": "compression's threshold"}, "=", repr)
 
 
-def check(
-    say: Spelling,
-    *,
-    kvstore: str,
-    staleness: float | None,
-    local_steps: int | None,
-    outer_lr: float | None,
-    outer_momentum: float | None,
-    update_on_kvstore: bool,
-    compression: str,
-    threshold: float | None,
-    factors: Any,
-    server_shares: str | None,
-) -> None:
-    """Raise UserError for the first choice that another one excludes. compression: the codec's name; threshold: its
-    parameter, None if it is not given. factors: what asks for them, None without factors."""
+def check(say: Spelling, chosen: ExchangeChoices) -> None:
+    """Raise UserError for the first choice that another one excludes."""
+    kvstore, on_servers = chosen.kvstore, bool(chosen.update_on_kvstore)
+    compression, threshold = chosen.codec_parameters["type"], chosen.codec_parameters.get("threshold")
     kind = types.find(kvstore)
-    kind.bound(staleness, say("staleness"))
-    kind.averaging(local_steps, outer_lr, outer_momentum, say)
+    kind.bound(chosen.staleness, say("staleness"))
+    kind.averaging(chosen.local_steps, chosen.outer_lr, chosen.outer_momentum, say)
     if kind.steps_alone:
-        _check_steps_alone(say, kvstore, update_on_kvstore, threshold)
+        _check_steps_alone(say, kvstore, on_servers, threshold)
     _check_compression(say, compression, kvstore)
-    if factors is not None:
+    if chosen.factors:
         able = types.names(lambda type_: type_.takes_factors)
-        _check_on_workers(say, "factors", factors, kvstore, update_on_kvstore, able)
-    if server_shares == "links":
+        _check_on_workers(say, "factors", chosen.factors, kvstore, on_servers, able)
+    if chosen.server_shares == "links":
         able = types.names(lambda type_: type_.distributed and "workers" in type_.optimizer_on)
-        _check_on_workers(say, "server_shares", server_shares, kvstore, update_on_kvstore, able)
-        _check_exact(say, "server_shares", server_shares, compression)
+        _check_on_workers(say, "server_shares", chosen.server_shares, kvstore, on_servers, able)
+        _check_exact(say, "server_shares", chosen.server_shares, compression)
 
 
 def why_no_change(kvstore: str, on_servers: bool) -> str:

@@ -11,6 +11,7 @@ from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import rules, types
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.optimizers import schedule
 from dmltrain.options.field import flag
 from dmltrain.options.table import Options
@@ -118,17 +119,20 @@ def _check_optimizer(options: Options) -> None:
 def _check_exchange(options: Options) -> None:
     if options.gc_ratio > 1.0:
         raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a fraction of the elements, at most 1")
-    rules.check(
-        SPELLING,
-        kvstore=options.kv_store,
-        staleness=options.staleness,
-        local_steps=options.local_steps,
-        outer_lr=options.outer_lr,
-        outer_momentum=options.outer_momentum,
-        update_on_kvstore=bool(options.update_on_kvstore),
-        compression=options.gc_type,
-        threshold=options.gc_threshold,
-        factors=None if options.factors == "off" else options.factors,
+    rules.check(SPELLING, exchange_choices(options))
+
+
+def exchange_choices(options: Options) -> ExchangeChoices:
+    """What the options choose of the exchange of gradients, as far as choices exclude each other."""
+    return ExchangeChoices(
+        options.kv_store,
+        {"type": options.gc_type, "threshold": options.gc_threshold},
+        options.staleness,
+        options.local_steps,
+        options.outer_lr,
+        options.outer_momentum,
+        bool(options.update_on_kvstore),
+        None if options.factors == "off" else options.factors,
         server_shares=options.server_shares,
     )
 

@@ -21,6 +21,7 @@ With dist_local no gradients are sent: each worker steps alone, and from time to
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import astuple, replace
 
 import torch
 
@@ -32,10 +33,10 @@ from dmltrain.backends.torch.distributed.elastic_changing import ElasticChanging
 from dmltrain.backends.torch.distributed.local_steps import LocalStepsOptimizer
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
-from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base import malloc_tuning
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
@@ -85,13 +86,35 @@ def distribute(
     optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore, step_early and defer have no
     effect.
     """
+    steps, rate, momentum = astuple(averaging) if averaging else (None, None, None)
+    choices = ExchangeChoices(
+        store.type,
+        local_steps=steps,
+        outer_lr=rate,
+        outer_momentum=momentum,
+        update_on_kvstore=update_on_kvstore,
+        factors=factors,
+        defer=defer,
+        step_early=step_early,
+        broadcast_buffers=broadcast_buffers,
+        average=average,
+        overlap=overlap,
+        factored=factored,
+    )
+    return connect(model, optimizer, store, choices)
+
+
+def connect(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, choices: ExchangeChoices
+) -> DistributedOptimizer:
+    """`distribute` with these choices; `update_on_kvstore` is that of the job."""
     malloc_tuning.keep_freed_memory()
     while isinstance(optimizer, DistributedOptimizer):
         optimizer = optimizer.inner
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
-    kind = store.kvstore_type
-    if broadcast_buffers and (store.elastic or kind.local_steps or not kind.synchronous):
+    kind, factors = store.kvstore_type, choices.factors
+    if choices.broadcast_buffers and (store.elastic or kind.local_steps or not kind.synchronous):
         raise UserError(
             "broadcast_buffers needs workers that make their steps together: dist_sync, in a job that is not elastic "
             f"(this is {store.type}); leave it out"
@@ -99,27 +122,27 @@ def distribute(
     if kind.local_steps:
         if factors:
             raise UserError(f"factors stand for gradients, and kvstore {store.type} sends none: use dist_sync")
-        return LocalStepsOptimizer(model, optimizer, store, averaging or kind.local_steps)
-    on_servers = kind.steps_on_servers(update_on_kvstore)
-    early = step_early or defer or bool(factors) or (store.elastic and on_servers)
-    mode = Mode(average, overlap, defer, early, broadcast_buffers)
+        return LocalStepsOptimizer(model, optimizer, store, choices.averaging(kind) or kind.local_steps)
+    on_servers = kind.steps_on_servers(bool(choices.update_on_kvstore))
+    early = choices.step_early or choices.defer or bool(factors) or (store.elastic and on_servers)
+    choices = replace(choices, step_early=early)
     if store.elastic:
         if factors or not kind.can_be_elastic:
             raise UserError("an elastic job needs dist_sync, dist_async or dist_ssp, and no factors")
         if on_servers:
             assert isinstance(store, ElasticKVStore)
-            return ElasticChangingOptimizer(model, optimizer, store, mode)
-        return ElasticOptimizer(model, optimizer, store, mode)
-    if factors and not overlap:
+            return ElasticChangingOptimizer(model, optimizer, store, choices)
+        return ElasticOptimizer(model, optimizer, store, choices)
+    if factors and not choices.overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
     if not on_servers:
-        chosen = choose(model, optimizer, store, factors, factored) if factors else NOTHING_CHOSEN
+        chosen = choose(model, optimizer, store, factors, choices.factored) if factors else NOTHING_CHOSEN
         if not early:
-            return OptimizerOnWorkers(model, optimizer, store, mode)
-        return EarlyOptimizer(model, optimizer, store, mode, chosen)
+            return OptimizerOnWorkers(model, optimizer, store, choices)
+        return EarlyOptimizer(model, optimizer, store, choices, chosen)
     if factors:
         raise UserError(
             f"factors need the optimizer on the workers, and kvstore {store.type} runs it on the servers here: use "
             "dist_sync without update_on_kvstore, or no factors"
         )
-    return OptimizerOnServers(model, optimizer, store, mode)
+    return OptimizerOnServers(model, optimizer, store, choices)

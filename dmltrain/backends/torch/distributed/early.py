@@ -17,10 +17,11 @@ from torch import optim
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
-from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
+from dmltrain.backends.torch.distributed.overlap import OverlappedOptimizer
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 
 OF_SCRIPTS = (optim.RAdam, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
 PER_PARAMETER = (*map(class_of, BY_CLASS), *OF_SCRIPTS)
@@ -34,14 +35,16 @@ class EarlyOptimizer(OverlappedOptimizer):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         store: KVStore,
-        mode: Mode,
+        choices: ExchangeChoices,
         chosen: Chosen = NOTHING_CHOSEN,
     ) -> None:
         _check_closure(optimizer)
-        super().__init__(model, optimizer, store, mode, mean=mode.average and not store.elastic, factored=chosen.rows)
+        super().__init__(
+            model, optimizer, store, choices, mean=choices.average and not store.elastic, factored=chosen.rows
+        )
         self.choices, self.factored = chosen.choices, frozenset(chosen.rows)
         self._factors_to_mean = {
-            bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets
+            bucket: bucket.factor_to_mean(store) if choices.average else 1.0 for bucket in self._buckets
         }
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         self._factor = 1.0  # of that step

@@ -24,29 +24,29 @@ import torch
 from dmltrain.backends.torch.distributed import backward
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.early import EarlyOptimizer
-from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, KVStore, ViewChanged
+from dmltrain.kvstore.choices import ExchangeChoices
 
 RECEIPT = 3  # numbers
 
 
 class ElasticOptimizer(EarlyOptimizer):
-    """See the module. `round` comes before each `step`. With `mode.average` sums are divided by the number of workers
-    at the job's start, which is what `weigh` expects."""
+    """See the module. `round` comes before each `step`. With `choices.average` sums are divided by the number of
+    workers at the job's start, which is what `weigh` expects."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         store: KVStore,
-        mode: Mode,
+        choices: ExchangeChoices,
     ) -> None:
-        super().__init__(model, optimizer, store, replace(mode, defer=False, early=True))
+        super().__init__(model, optimizer, store, replace(choices, defer=False, step_early=True))
         backward.install()
         self.number = backward.next_number()
-        self._reduces_in_backward = not mode.early
+        self._reduces_in_backward = not choices.step_early
         self._unused: set[torch.nn.Parameter] = set()  # by this worker, in this round
         self._order = [parameter for bucket in self._buckets for parameter in bucket.parameters]
         self._uses_of_all: Array = np.ones(len(self._order))  # workers that have used each parameter

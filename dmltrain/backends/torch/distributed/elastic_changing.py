@@ -27,15 +27,15 @@ import torch
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.elastic import RECEIPT, check_round
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
-from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import READ, Handle, ViewChanged
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
 
 class ElasticChangingOptimizer(OptimizerOnServers):
-    """See the module. `round` comes before each step. With `mode.average` servers divide by the number of workers at
+    """See the module. `round` comes before each step. With `choices.average` servers divide by the number of workers at
     the job's start, which is what `weigh` expects."""
 
     store: ElasticKVStore
@@ -45,10 +45,10 @@ class ElasticChangingOptimizer(OptimizerOnServers):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         store: ElasticKVStore,
-        mode: Mode,
+        choices: ExchangeChoices,
     ) -> None:
         self._workers = store.num_workers  # at the job's start
-        super().__init__(model, optimizer, store, replace(mode, defer=False))
+        super().__init__(model, optimizer, store, replace(choices, defer=False))
         self._checksums = store.new_name("receipts")
         self._dealt, self._checksum = 0, np.zeros(RECEIPT)
         self._after_step: Callable[[Array], None] | None = None

@@ -18,11 +18,12 @@ import torch
 
 from dmltrain.backends.torch.distributed import backward, parameter_hooks
 from dmltrain.backends.torch.distributed.buckets import Bucket, memory_order, same_bits
-from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
+from dmltrain.backends.torch.distributed.overlap import OverlappedOptimizer
 from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.backends.torch.server_optimizer import make_spec, plain
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.types import KVStoreType
 
 ORDERS = "orders"  # in a state_dict, beside "servers"
@@ -31,10 +32,12 @@ ORDERS = "orders"  # in a state_dict, beside "servers"
 class OptimizerOnServers(OverlappedOptimizer):
     """See the module. Without `defer` the model's forward starts after all weights have arrived."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, choices: ExchangeChoices
+    ) -> None:
         row = row_of(optimizer)
-        super().__init__(model, optimizer, store, mode, whole=row is not None and not row.elementwise)
-        self._average = mode.average
+        super().__init__(model, optimizer, store, choices, whole=row is not None and not row.elementwise)
+        self._average = choices.average
         self._factor = self._factor_of(store.kvstore_type)
         groups = {
             store.key_number(bucket.name): {
@@ -49,14 +52,14 @@ class OptimizerOnServers(OverlappedOptimizer):
         store.follow_changes([bucket.name for bucket in self._buckets], self._refusal)
         self._settings = self._fixed_settings()
         for bucket in self._buckets:
-            if mode.early:
+            if choices.step_early:
                 bucket.adopt_weights()
             else:
                 bucket.pulled = bucket.host_weights()
         self._has_gradients = False  # whether the buckets hold copies of the gradients that the last backward left
-        if not mode.early:
+        if not choices.step_early:
             self._watch()
-        if mode.early and not self._defer:
+        if choices.step_early and not self._defer:
             parameter_hooks.before_forward(model, self.settle, self.settle)
 
     @property

@@ -15,20 +15,22 @@ import torch
 from dmltrain.backends.torch.distributed import backward, owners
 from dmltrain.backends.torch.distributed.base_optimizer import DistributedOptimizer
 from dmltrain.backends.torch.distributed.gradients.reducer import check_optimizer, reducers_of
-from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 
 
 class OptimizerOnWorkers(DistributedOptimizer):
     """See the module. A model may have several optimizers, and an optimizer the parameters of several models."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, choices: ExchangeChoices
+    ) -> None:
         super().__init__(optimizer)
-        self.store, self._mode = store, mode
+        self.store, self._choices = store, choices
         self._model = model
         check_optimizer(model, optimizer)
-        self._reducers = reducers_of(model, store, mode)
+        self._reducers = reducers_of(model, store, choices)
         # reducer -> its number of rounds when this optimizer made its last step or zero_grad
         self._before = {reducer: reducer.rounds for reducer in self._reducers}
 
@@ -36,7 +38,7 @@ class OptimizerOnWorkers(DistributedOptimizer):
         """The parameters must be the model's. Every worker must call it."""
         super().add_param_group(param_group)
         check_optimizer(self._model, self.inner)
-        self._reducers = reducers_of(self._model, self.store, self._mode)
+        self._reducers = reducers_of(self._model, self.store, self._choices)
         self._before = {reducer: self._before.get(reducer, reducer.rounds) for reducer in self._reducers}
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,17 +23,7 @@ from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How gradients are combined and when weights are awaited; see `distribute`."""
-
-    average: bool
-    overlap: bool
-    defer: bool
-    early: bool = True  # gradients are sent during backward, or with `overlap` off by `push_gradients`
-    broadcast_buffers: bool = False
+from dmltrain.kvstore.choices import ExchangeChoices
 
 
 class OverlappedOptimizer(BucketedOptimizer):
@@ -45,20 +34,20 @@ class OverlappedOptimizer(BucketedOptimizer):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         store: KVStore,
-        mode: Mode,
+        choices: ExchangeChoices,
         whole: bool = False,
         mean: bool = False,
         factored: Mapping[torch.nn.Parameter, int] | None = None,
     ) -> None:
         super().__init__(model, optimizer, store, whole, mean, factored)
-        self._overlap, self._accumulating = mode.overlap, False
-        self._shared = tuple(model.buffers()) if mode.broadcast_buffers else ()  # at each step, from worker 0
+        self._overlap, self._accumulating = choices.overlap, False
+        self._shared = tuple(model.buffers()) if choices.broadcast_buffers else ()  # at each step, from worker 0
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        self._early = mode.early
+        self._early = choices.step_early
         self._names = {parameter: name for name, parameter in model.named_parameters()}
-        for bucket in self._buckets if mode.early else ():
+        for bucket in self._buckets if choices.step_early else ():
             self._hooks += bucket.watch(self._gradient_ready)
-        self._defer = mode.defer and parameter_hooks.can_have(model)
+        self._defer = choices.defer and parameter_hooks.can_have(model)
         if self._defer:
             parameter_hooks.install(model, self._buckets, self._before_read, self.settle)
         if self._factored:

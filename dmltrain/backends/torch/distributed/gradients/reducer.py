@@ -27,9 +27,9 @@ from dmltrain.backends.torch.distributed import backward, owners, same
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_gradient
 from dmltrain.backends.torch.distributed.gradients.facts import FactsExchange, ProgramPlace, RoundFacts, SparseRows
 from dmltrain.backends.torch.distributed.gradients.parameter_buckets import ParameterBuckets
-from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 
 GradientVersion = tuple[torch.Tensor | None, int]  # a gradient, with its version
 
@@ -423,16 +423,16 @@ def _reducer_of(parameter: nn.Parameter) -> Reducer | None:
     return owner if isinstance(owner, Reducer) else None
 
 
-def reducers_of(model: nn.Module, store: KVStore, mode: Mode) -> list[Reducer]:
+def reducers_of(model: nn.Module, store: KVStore, choices: ExchangeChoices) -> list[Reducer]:
     """The reducers of the model's parameters. Creates one for a new model, and adds what is new in a known one."""
     own = [reducer for reducer in _reducers_of(model.parameters()) if reducer.covers(model)]
     if own:
         own[0].cover(model)
     elif any(_reducer_of(parameter) is None for parameter in model.parameters()):
-        Reducer(model, store, mode.average)
+        Reducer(model, store, choices.average)
     reducers = _reducers_of(model.parameters())
     for reducer in reducers:
-        reducer.shares_buffers |= mode.broadcast_buffers
+        reducer.shares_buffers |= choices.broadcast_buffers
     return reducers
 
 
