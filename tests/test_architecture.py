@@ -59,7 +59,6 @@ LARGE = {  # classes with more methods, and how many they have: they may only sh
     "dmltrain/api/state.py State": 33,
     "dmltrain/backends/mxnet/trainer.py MXNetTrainer": 31,
     "dmltrain/backends/torch/trainer.py TorchTrainer": 35,
-    "dmltrain/backends/torch/distributed/base_optimizer.py DistributedOptimizer": 27,
     "dmltrain/backends/torch/distributed/buckets.py Bucket": 36,
     "dmltrain/backends/torch/distributed/gradients/reducer.py Reducer": 31,
     "launch/dmltrain_launch/run/supervisor/prepare.py Preparation": 26,
@@ -68,12 +67,6 @@ LARGE = {  # classes with more methods, and how many they have: they may only sh
     "launch/dmltrain_launch/agent/serve.py Agent": 28,
 }
 DEEP = {  # classes with more of the project's classes above them, and how many levels
-    "ElasticChangingOptimizer": 6,
-    "ElasticOptimizer": 6,
-    "OptimizerOnServers": 5,
-    "EarlyOptimizer": 5,
-    "OverlappedOptimizer": 4,
-    "LocalStepsOptimizer": 4,
     "Float16": 4,
     "BFloat16": 4,
 }

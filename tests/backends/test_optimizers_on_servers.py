@@ -65,7 +65,8 @@ def on_servers(store, name):
             parameter.grad = gradient
         optimizer.step()
         optimizer.settle()
-    divided = [len(store._entries.find(key).slices) > 1 for key in [bucket.name for bucket in optimizer._buckets]]
+    buckets = optimizer._exchange.gradients.buckets
+    divided = [len(store._entries.find(bucket.name).slices) > 1 for bucket in buckets]
     return [parameter.detach().numpy().copy() for parameter in module.parameters()], sum(divided)
 
 

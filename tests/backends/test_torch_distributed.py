@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch import plain_step
-from dmltrain.backends.torch.distributed import distribute, early, layout
+from dmltrain.backends.torch.distributed import distribute, layout, parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore, create
@@ -112,7 +112,7 @@ def has(kind, options):
 
 
 @pytest.mark.parametrize(
-    "kind, options", [(kind, each) for kind in early.PER_PARAMETER for each in FASTER if has(kind, each)]
+    "kind, options", [(kind, each) for kind in parts.PER_PARAMETER for each in FASTER if has(kind, each)]
 )
 def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, options):
     """Which it must not write: the servers' memory is read-only, and other workers read it."""
@@ -217,7 +217,7 @@ def test_mistakes_with_gradients_under_way_are_explained(job):
         model.second.weight.grad.mul_(2.0)
         with pytest.raises(UserError, match=r"after they had been sent.*optimizer.reduce_gradients\(\)"):
             optimizer.step()
-        optimizer._wait(optimizer._buckets)
+        optimizer._exchange.gradients.wait()
 
     job.all(one)
 

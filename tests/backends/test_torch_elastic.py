@@ -172,7 +172,7 @@ def test_a_round_without_samples_changes_nothing(kind):
     optimizer.zero_grad()
     (model(torch.zeros(1, 4)).sum() * 0.0).backward()
     optimizer.step()
-    assert all(map(torch.equal, state(), before)) and len(before) > 1 and not optimizer._pending
+    assert all(map(torch.equal, state(), before)) and len(before) > 1 and not optimizer._exchange.gradients.pending
     begin(optimizer, model, STEPS)
     optimizer.step()  # goes on as if that round had not been
     assert torch.equal(weights(model), expected([3] * (STEPS + 1), kind))
@@ -329,7 +329,7 @@ def test_an_aborted_round_is_weighed_once(weight):
             (each(torch.ones(1, 4)).sum() * float("nan")).backward()
     own = [parameter.grad * weight if weight else torch.zeros_like(parameter) for parameter in twin.parameters()]
     optimizer.step()
-    pushes = [store.pushes[0][bucket.name] for bucket in optimizer._buckets]
+    pushes = [store.pushes[0][bucket.name] for bucket in optimizer._exchange.gradients.buckets]
     expected_ = torch.cat([each.reshape(-1) for each in own]).numpy().tobytes()
     assert b"".join(push[0] for push in pushes) == b"".join(push[-1] for push in pushes) == expected_
 

@@ -188,9 +188,9 @@ def test_a_new_rate_waits_for_no_weights():
     optimizer = distribute(model, inner, ServedStore(), update_on_kvstore=True, defer=True)
     train(model, optimizer, 1)
     set_rate(optimizer, 0.5)
-    assert optimizer._pending and optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer._exchange.gradients.pending and optimizer.param_groups[0]["lr"] == 0.5
     optimizer.settle()
-    assert not optimizer._pending
+    assert not optimizer._exchange.gradients.pending
 
 
 # -- a server's step of one slice, and the spec that a worker makes of its optimizer ----------------------------------

@@ -134,7 +134,7 @@ class Operators(TorchFunctionMode):
 def test_the_first_layer_starts_before_the_last_buckets_sum_has_arrived(make):
     store = LateStore(comes_when_awaited=False)  # who waits for a sum that has not come gets JobLost after 5 s
     model, optimizer = deferred(make, store=store)  # whose step returns though no sum is there
-    handles = [store.handles[bucket.name] for bucket in optimizer._buckets]
+    handles = [store.handles[bucket.name] for bucket in optimizer._exchange.gradients.buckets]
     handles[0].arrive()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad(), Operators(handles) as operators:
@@ -149,7 +149,7 @@ def test_arrived_buckets_are_stepped_while_the_next_is_awaited(defer):
     store, model = LateStore(), sequential()
     optimizer = joined(model, store=store, defer=defer)
     backward(model, optimizer)
-    first, middle, last = [bucket.name for bucket in optimizer._buckets]
+    first, middle, last = [bucket.name for bucket in optimizer._exchange.gradients.buckets]
     store.handles[middle].arrive()
     optimizer.step()
     waited = len(store.waited)

@@ -140,7 +140,7 @@ def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_bel
         model().backward()
         optimizer.step()
     optimizer.store.barrier()
-    assert [handle.done for handle in optimizer._pending.values()] == [False]
+    assert [handle.done for handle in optimizer._exchange.gradients.pending.values()] == [False]
     optimizer.store.barrier()
     optimizer.settle()
     assert [*found, model.weight.tolist()] == [[0.0] * 3, [0.0] * 3, [-1.0] * 3]

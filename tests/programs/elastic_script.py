@@ -26,7 +26,7 @@ import torch
 
 import dmltrain
 from dmltrain.api.state import newest
-from dmltrain.backends.torch.distributed.elastic_changing import ElasticChangingOptimizer as OnServers
+from dmltrain.backends.torch.distributed import DistributedOptimizer as Optimizer
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore as Store
 from tests.waiting import wait_for
@@ -126,7 +126,7 @@ def save(optimizer):
 
 
 def save_when_agreed(optimizer):
-    wait_for(lambda: optimizer._checksum_sum.done, "how many samples all have")
+    wait_for(lambda: optimizer._exchange.members._total.done, "how many samples all have")
     save(optimizer)
 
 
@@ -145,15 +145,15 @@ def read_state(optimizer):
 
 
 def before_step(op, act):
-    around(OnServers, "step", before=lambda optimizer, *_: act(optimizer) if optimizer.store.done == op - 1 else None)
+    around(Optimizer, "step", before=lambda optimizer, *_: act(optimizer) if optimizer.store.done == op - 1 else None)
 
 
 def after_step(op, act):
-    around(OnServers, "step", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op else None)
+    around(Optimizer, "step", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op else None)
 
 
 def after_beginning(op, act):
-    around(OnServers, "round", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op - 1 else None)
+    around(Optimizer, "round", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op - 1 else None)
 
 
 FAULTS = {  # of an op, a step or another number

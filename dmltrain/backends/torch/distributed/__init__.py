@@ -25,20 +25,19 @@ from dataclasses import astuple, replace
 
 import torch
 
-from dmltrain.backends.torch.distributed.base_optimizer import DistributedOptimizer
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
-from dmltrain.backends.torch.distributed.early import EarlyOptimizer
-from dmltrain.backends.torch.distributed.elastic import ElasticOptimizer
-from dmltrain.backends.torch.distributed.elastic_changing import ElasticChangingOptimizer
-from dmltrain.backends.torch.distributed.local_steps import LocalStepsOptimizer
-from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
-from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
+from dmltrain.backends.torch.distributed.exchange import Exchange
+from dmltrain.backends.torch.distributed.gradients.means import MeanGradients
+from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
+from dmltrain.backends.torch.distributed.local_steps import WeightAverages
+from dmltrain.backends.torch.distributed.on_servers import StepsOnServers
+from dmltrain.backends.torch.distributed.optimizer import DistributedOptimizer
+from dmltrain.backends.torch.distributed.sums import GradientSums
 from dmltrain.base import malloc_tuning
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.local_steps import LocalSteps
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
 __all__ = ["DistributedOptimizer", "distribute"]
 
@@ -111,8 +110,14 @@ def connect(
     malloc_tuning.keep_freed_memory()
     while isinstance(optimizer, DistributedOptimizer):
         optimizer = optimizer.inner
+    return DistributedOptimizer(_exchange(model, optimizer, store, choices))
+
+
+def _exchange(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, choices: ExchangeChoices
+) -> Exchange:
     if not store.is_distributed:
-        return DistributedOptimizer(optimizer)
+        return Exchange(OwnGradients(optimizer))
     kind, factors = store.kvstore_type, choices.factors
     if choices.broadcast_buffers and (store.elastic or kind.local_steps or not kind.synchronous):
         raise UserError(
@@ -122,27 +127,27 @@ def connect(
     if kind.local_steps:
         if factors:
             raise UserError(f"factors stand for gradients, and kvstore {store.type} sends none: use dist_sync")
-        return LocalStepsOptimizer(model, optimizer, store, choices.averaging(kind) or kind.local_steps)
+        return WeightAverages(model, optimizer, store, choices.averaging(kind) or kind.local_steps)
     on_servers = kind.steps_on_servers(bool(choices.update_on_kvstore))
     early = choices.step_early or choices.defer or bool(factors) or (store.elastic and on_servers)
     choices = replace(choices, step_early=early)
-    if store.elastic:
-        if factors or not kind.can_be_elastic:
-            raise UserError("an elastic job needs dist_sync, dist_async or dist_ssp, and no factors")
-        if on_servers:
-            assert isinstance(store, ElasticKVStore)
-            return ElasticChangingOptimizer(model, optimizer, store, choices)
-        return ElasticOptimizer(model, optimizer, store, choices)
-    if factors and not choices.overlap:
+    _check(store, choices, on_servers)
+    if on_servers:
+        return StepsOnServers(model, optimizer, store, choices)
+    chosen = choose(model, optimizer, store, factors, choices.factored) if factors else NOTHING_CHOSEN
+    if early or store.elastic:
+        return GradientSums(model, optimizer, store, choices, chosen)
+    return Exchange(MeanGradients(model, optimizer, store, choices), store)
+
+
+def _check(store: KVStore, choices: ExchangeChoices, on_servers: bool) -> None:
+    """Raise UserError for choices that exclude one another, with this store."""
+    if store.elastic and (choices.factors or not store.kvstore_type.can_be_elastic):
+        raise UserError("an elastic job needs dist_sync, dist_async or dist_ssp, and no factors")
+    if choices.factors and not choices.overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
-    if not on_servers:
-        chosen = choose(model, optimizer, store, factors, choices.factored) if factors else NOTHING_CHOSEN
-        if not early:
-            return OptimizerOnWorkers(model, optimizer, store, choices)
-        return EarlyOptimizer(model, optimizer, store, choices, chosen)
-    if factors:
+    if choices.factors and on_servers:
         raise UserError(
             f"factors need the optimizer on the workers, and kvstore {store.type} runs it on the servers here: use "
             "dist_sync without update_on_kvstore, or no factors"
         )
-    return OptimizerOnServers(model, optimizer, store, choices)

@@ -1,4 +1,4 @@
-"""Which parameters form a bucket."""
+"""Which parameters form a bucket, and the buckets as keys of a kvstore."""
 
 from __future__ import annotations
 
@@ -8,12 +8,48 @@ from typing import Any
 import numpy as np
 import torch
 
+from dmltrain.backends.torch.distributed import same
 from dmltrain.backends.torch.distributed.buckets import Bucket, dense_strides
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore.base import KVStore
 
 BUCKET_BYTES = 1 << 20  # small enough to be pushed early in backward, large enough for the cost of a frame
 DTYPES = (torch.float32, torch.float64)
+
+
+def declared(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    store: KVStore,
+    whole: bool = False,
+    mean: bool = False,
+    factored: Mapping[torch.nn.Parameter, int] | None = None,
+) -> list[Bucket]:
+    """Buckets of all parameters of `optimizer`, as keys of `store`. All workers start from worker 0's weights and
+    buffers. `whole`: each parameter is a key of its own, on one server. `mean`: see KVStore.init. `factored`: see
+    make_buckets. Raises UserError also for models that differ between workers."""
+    same.check(store, list(model.named_parameters()), list(model.named_buffers()))
+    buckets = make_buckets(model, optimizer, store.new_name("bucket"), whole, factored)
+    of_factors = [bucket for bucket in buckets if isinstance(bucket, FactoredBucket)]
+    _declare(store, [bucket for bucket in buckets if bucket not in of_factors], whole, mean)
+    for bucket in of_factors:
+        bucket.prepare(store)
+    trained = {parameter for bucket in buckets for parameter in bucket.parameters}
+    same.share(store, [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor not in trained])
+    return buckets
+
+
+def _declare(store: KVStore, buckets: list[Bucket], whole: bool, mean: bool) -> None:
+    """Declare the buckets' keys, and take worker 0's weights."""
+    keys = [bucket.name for bucket in buckets]
+    store.init(keys, [bucket.host_weights() for bucket in buckets], whole=whole, mean=mean)
+    for bucket, memory in zip(buckets, store.buffers(keys), strict=True):
+        bucket.lay_out(memory, store.keeps_gradients)
+    for bucket in buckets:
+        weights = bucket.host_weights()
+        store.pull(bucket.name, weights)
+        bucket.set_weights(torch.from_numpy(weights))
 
 
 def make_buckets(

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.exchange import Exchange
+from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
+from dmltrain.backends.torch.distributed.layout import declared
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import agreement
 from dmltrain.kvstore.base import Handle, KVStore
@@ -25,20 +27,22 @@ from dmltrain.kvstore.local_steps import LocalSteps
 OUTER = "outer"  # in a state_dict: what all workers have in common, beside the worker's own inner state
 
 
-class LocalStepsOptimizer(BucketedOptimizer):
+class WeightAverages(Exchange):
     """See the module. The inner optimizer's state is each worker's own; that of the outer one is the same on all."""
+
+    store: KVStore
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, settings: LocalSteps
     ) -> None:
-        super().__init__(model, optimizer, store, mean=True)
+        buckets = declared(model, optimizer, store, mean=True)
+        super().__init__(OwnGradients(optimizer, buckets), store)
         self._settings = settings
         _check_equal(settings, store)
-        self._model = store.key_number(self._buckets[0].name) if self._buckets else -1  # identifies the model
-        self._outer = [OuterOptimizer(bucket, settings) for bucket in self._buckets]
+        self._model = store.key_number(buckets[0].name) if buckets else -1  # identifies the model
+        self._outer = [OuterOptimizer(bucket, settings) for bucket in buckets]
         self._steps_made = 0  # local steps since the last average
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        self._numbers = {parameter: number for number, parameter in enumerate(self.gradients.parameters())}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._begin()

@@ -6,72 +6,93 @@ Each worker pushes its own gradients, and pulls weights. There are two ways:
 - Early: gradients are pushed during backward, and weights are pulled into the memory of the model's parameters. The
   next forward waits for them. The script must not change gradients or weights.
 
-Between two steps the kvstore may change to another of these types (KVStore.between_steps).
+In an elastic job gradients are pushed early, and weights are pulled into separate memory. They are copied to the model
+when the round is recognised (members.py). If the members change before that, the servers undo their steps of the round.
+Servers add gradients and know nothing of samples. So the workers agree on the number first: each sends its checksum
+when the round begins. When all checksums have come, each worker pushes its gradients, multiplied by (samples dealt /
+samples in the checksums). Usually the two are equal, and the checksums arrive before the first gradient is ready.
+
+Between two steps the kvstore may change to another of these types (KVStore.between_steps; in an elastic job with a
+view). Workers that step alone agree on nothing: each pushes its gradients as soon as they are complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed import backward, parameter_hooks
-from dmltrain.backends.torch.distributed.buckets import Bucket, memory_order, same_bits
-from dmltrain.backends.torch.distributed.overlap import OverlappedOptimizer
+from dmltrain.backends.torch.distributed import parameter_hooks
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
+from dmltrain.backends.torch.distributed.gradients.pushes import PushedGradients
+from dmltrain.backends.torch.distributed.layout import declared
+from dmltrain.backends.torch.distributed.members import Members
+from dmltrain.backends.torch.distributed.server_state import (
+    ORDERS,
+    SERVERS,
+    check_orders,
+    options_of_keys,
+    orders,
+)
+from dmltrain.backends.torch.distributed.untouched import Untouched
 from dmltrain.backends.torch.optimizer import row_of
-from dmltrain.backends.torch.server_optimizer import make_spec, plain
+from dmltrain.backends.torch.server_optimizer import make_spec
+from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.base import READ, Handle, KVStore, ViewChanged
 from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.types import KVStoreType
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
-ORDERS = "orders"  # in a state_dict, beside "servers"
 
+class StepsOnServers(Exchange):
+    """See the module. Without `defer` the model's forward starts after all weights have arrived. In an elastic job
+    `round` comes before each step. With `choices.average` servers divide by the number of workers at the job's start,
+    which is what `weigh` expects."""
 
-class OptimizerOnServers(OverlappedOptimizer):
-    """See the module. Without `defer` the model's forward starts after all weights have arrived."""
+    store: KVStore
+    gradients: PushedGradients
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, choices: ExchangeChoices
     ) -> None:
         row = row_of(optimizer)
-        super().__init__(model, optimizer, store, choices, whole=row is not None and not row.elementwise)
-        self._average = choices.average
-        self._factor = self._factor_of(store.kvstore_type)
-        groups = {
-            store.key_number(bucket.name): {
-                **optimizer.param_groups[bucket.group],
-                "number": optimizer.state.get(bucket.parameters[0], {}).get("number"),
-            }
-            for bucket in self._buckets
-        }
-        store.set_optimizer(make_spec(optimizer, groups, self._factor))
-        self._scale = 1.0  # of gradients: corrects the servers' factor after a change of the kvstore's type
-        self._needs_pulled = row is not None and row.needs_pulled
-        store.follow_changes([bucket.name for bucket in self._buckets], self._refusal)
-        self._settings = self._fixed_settings()
-        for bucket in self._buckets:
-            if choices.step_early:
+        buckets = declared(model, optimizer, store, whole=row is not None and not row.elementwise)
+        choices = replace(choices, defer=choices.defer and not store.elastic)
+        members = Members(store, "receipts")
+        super().__init__(PushedGradients(model, optimizer, buckets, choices, self), store, members)
+        self._early = choices.step_early
+        self._workers = store.num_workers if choices.average else 1  # at the job's start
+        self._factor = _factor(store.kvstore_type, self._workers)
+        store.set_optimizer(make_spec(optimizer, options_of_keys(store, optimizer, buckets), self._factor))
+        refusal = _refusal(optimizer) if row is not None and row.needs_pulled else ""
+        store.follow_changes([bucket.name for bucket in buckets], lambda kind: refusal if kind.synchronous else "")
+        self._untouched = Untouched(optimizer, store, buckets, self.gradients.names)
+        self._place_weights(model)
+        self._elastic = store if isinstance(store, ElasticKVStore) else None
+        if isinstance(store, ElasticKVStore):
+            store.take_weights = self.synchronize
+            store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in buckets})
+
+    def _place_weights(self, model: torch.nn.Module) -> None:
+        """Make memory for pulled weights, and let the model wait for them."""
+        for bucket in self.gradients.buckets:
+            if self._early:
                 bucket.adopt_weights()
             else:
                 bucket.pulled = bucket.host_weights()
-        self._has_gradients = False  # whether the buckets hold copies of the gradients that the last backward left
-        if not choices.step_early:
-            self._watch()
-        if choices.step_early and not self._defer:
-            parameter_hooks.before_forward(model, self.settle, self.settle)
+        if not self._early:
+            self.gradients.hooks += self._untouched.watch()
+        elif not self.gradients.defers:
+            parameter_hooks.before_forward(model, self.gradients.settle, self.gradients.settle)
 
-    @property
-    def state(self) -> Any:  # type: ignore[override]  # read-only here
-        """The inner optimizer's state. That optimizer makes no steps here, so there is nothing to wait for."""
-        return self.inner.state
-
-    def _fixed_settings(self) -> list[dict[str, Any]]:
-        return [
-            {name: plain(value) for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
-            for group in self.inner.param_groups
-        ]
+    def _scale(self) -> float:
+        """What corrects gradients after a change of the kvstore's type: the servers' factor is that of the start."""
+        return _factor(self.store.kvstore_type, self._workers) / self._factor
 
     def reduce_gradients(self) -> None:
         raise UserError(
@@ -79,182 +100,202 @@ class OptimizerOnServers(OverlappedOptimizer):
             "it, run the optimizer on the workers (dist_sync without update_on_kvstore)"
         )
 
-    def _factor_of(self, kind: KVStoreType) -> float:
-        """The servers multiply a sum of pushes by this."""
-        return 1.0 / self.store.num_workers if self._average and kind.synchronous else 1.0
+    # -- what becomes of a bucket ---------------------------------------------------------------------------------
 
-    def _refusal(self, kind: KVStoreType) -> str:
-        """Why the kvstore cannot change to this type; empty if it can."""
-        if kind.synchronous and self._needs_pulled:
-            return f"optimizer {type(self.inner).__name__} makes sense only where each push is a step"
-        return ""
-
-    def _watch(self) -> None:
-        backward.install()
-        self.number = backward.next_number()
-
-        def hook(_: torch.nn.Parameter) -> None:  # no bound method, which a copy of the model would copy
-            backward.reached(self)
-
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
-
-    def finish(self) -> None:
-        """An outermost backward() has ended."""
-        if self.store.kvstore_type.synchronous:
-            for bucket in self._buckets:
-                bucket.fill()
-            self._has_gradients = True
-
-    def failed(self, error: BaseException) -> None:
-        self._has_gradients = False
-
-    def _push(self, bucket: Bucket) -> None:
+    def push(self, bucket: Bucket) -> None:
         bucket.pushed = True
-        if self._scale != 1.0:
-            with torch.no_grad():
-                bucket.weigh(self._scale)
+        if self.members.elastic:
+            return self._push_in_view(bucket)
+        with torch.no_grad():
+            bucket.weigh(self._scale())
         rate = float(self.inner.param_groups[bucket.group]["lr"])
         self.store.push(bucket.name, bucket.host_gradients(), bucket.priority, rate)
         bucket.note_sent()
 
-    def _is_under_way(self, bucket: Bucket) -> bool:
+    def is_under_way(self, bucket: Bucket) -> bool:
         return True  # servers make the step
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._check_settings()
-        if self._early:
-            self._check_early()
-        else:
-            self._check_weights()
-            self._check_used()
-            self._check_gradients()
-        self.push_gradients()
-        self._has_gradients = False
-        self._share_buffers()
-        self._pull()
-        if not self._early:
-            self.settle()
-        if self.store.between_steps(self.settle):
-            self._scale = self._factor_of(self.store.kvstore_type) / self._factor
-        return loss
-
-    def _check_early(self) -> None:
-        for bucket in self._buckets:
-            bucket.check_adopted()
-            if bucket.pushed:
-                bucket.check_unchanged()
-
-    def _check_settings(self) -> None:
-        if self._fixed_settings() != self._settings:
-            raise UserError(
-                "only the learning rate can be changed while the optimizer runs on the servers; use "
-                "dist_sync with the optimizer on the workers for schedules of momentum or weight decay"
-            )
-
-    def _check_gradients(self) -> None:
-        """Raise UserError for gradients that the script has changed. A change such as clipping is meant for the mean of
-        all workers, and is wrong for one worker's part of it. With dist_async and dist_ssp each worker's gradient makes
-        a step of its own, so there the script may change gradients."""
-        for bucket in self._buckets if self._has_gradients else ():
-            for view, parameter in zip(bucket.views, bucket.parameters, strict=True):
-                gradient = parameter.grad
-                if gradient is None or not same_bits(view, gradient.to_dense()):
-                    raise UserError(
-                        f"the gradient of parameter {self._names[parameter]} was changed after backward(), but it is "
-                        "this worker's own, of which the servers make the mean: clip, scale or mask gradients with the "
-                        "optimizer on the workers (dist_sync without update_on_kvstore)"
-                    )
-
-    def _check_used(self) -> None:
-        """Raise UserError for parameters that have no gradient although servers step them, and for parameters that have
-        one although servers do not."""
-        own = {parameter for bucket in self._buckets for parameter in bucket.parameters}
-        for parameter in (parameter for group in self.inner.param_groups for parameter in group["params"]):
-            if parameter in own and parameter.grad is None:
-                raise UserError(
-                    f"parameter {self._names[parameter]} has no gradient in this step, and the optimizer on the "
-                    "servers would step it with zeros: freeze it before dmltrain.distribute, or run the optimizer on "
-                    "the workers (dist_sync without update_on_kvstore)"
-                )
-            if parameter not in own and parameter.grad is not None:
-                raise UserError(
-                    f"parameter {self._names[parameter]} was frozen at dmltrain.distribute, so the optimizer on the "
-                    "servers does not have it: use dist_sync with the optimizer on the workers to train it later"
-                )
-
-    def _check_weights(self) -> None:
-        """Raise UserError if the weights differ from those that were pulled."""
-        for bucket in self._buckets:
-            for view, parameter in zip(bucket.cut(torch.from_numpy(bucket.pulled)), bucket.parameters, strict=True):
-                if parameter.dtype != view.dtype or not same_bits(parameter.detach().cpu(), view):
-                    raise UserError(
-                        f"parameter {self._names[parameter]} was changed by the script, but its value is the servers', "
-                        "where the optimizer runs: load and change weights before dmltrain.distribute, or use "
-                        "dist_sync with the optimizer on the workers"
-                    )
-
-    def synchronize(self) -> None:
-        self.settle()
-        if not self._early:
-            self._check_weights()
-        self._refresh()
-
-    def _refresh(self) -> None:
-        self._pull()
-        self.settle()
-
-    def state_dict(self) -> dict[str, Any]:
-        servers = [torch.frombuffer(state, dtype=torch.uint8) for state in self.store.optimizer_states()]
-        return {**self.inner.state_dict(), "servers": servers, ORDERS: self._orders()}
-
-    def _orders(self) -> dict[int, list[int]]:
-        """Number of a parameter in the optimizer -> the order of its dimensions in the servers' state, see
-        buckets.memory_order."""
-        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        numbers = {parameter: number for number, parameter in enumerate(parameters)}
-        return {
-            numbers[parameter]: memory_order(view)
-            for bucket in self._buckets
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True)
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        servers = state_dict.get("servers")
-        if servers is None:
-            raise UserError(
-                f"this state was saved with the optimizer on the workers, but kvstore {self.store.type} now runs it on "
-                "the servers: resume with the kvstore (and update_on_kvstore) that it was saved with"
-            )
-        self._check_orders(state_dict.get(ORDERS, {}))
-        self._load_inner({name: item for name, item in state_dict.items() if name not in ("servers", ORDERS)})
-        self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
-        self.settle()
-        self._refresh()
-
-    def _check_orders(self, saved: Mapping[int, list[int]]) -> None:
-        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        for number, order in self._orders().items():
-            if saved.get(number, order) != order:
-                raise UserError(
-                    f"the servers' state of parameter {self._names[parameters[number]]} has its dimensions in the "
-                    f"order {saved[number]} in memory, and the model here {order}: load it with the memory format that "
-                    "it was saved with (model.to(memory_format=...) before dmltrain.distribute)"
-                )
-
-    def _pull(self) -> None:
-        for bucket in self._buckets:
-            bucket.stepped = True
-            self._pending[bucket] = self.store.pull(bucket.name, bucket.pulled, bucket.priority, wait=False)
-
-    def _take(self, bucket: Bucket, handle: Handle) -> None:
+    def take(self, bucket: Bucket, handle: Handle) -> None:
         if self._early:
             bucket.take_weights()
         else:
             bucket.set_weights(torch.from_numpy(bucket.pulled))
         bucket.begin()
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = evaluated(closure)
+        self._untouched.check_settings()
+        if self.members.elastic:
+            self._step_with_members()
+        else:
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        self._untouched.check(self._early)
+        self.gradients.push()
+        self._untouched.sent()
+        self.gradients.share_buffers(self.store)
+        self._pull()
+        if not self._early:
+            self.gradients.settle()
+        self.store.between_steps(self.gradients.settle)
+
+    def _pull(self) -> None:
+        for bucket in self.gradients.buckets:
+            bucket.stepped = True
+            handle = self.store.pull(bucket.name, bucket.pulled, bucket.priority, wait=False)
+            self.gradients.pending[bucket] = handle
+
+    def synchronize(self) -> None:
+        """In a view of an elastic job weights of all workers that step together always include the last step. Workers
+        that step alone take the servers' present weights, with two exceptions. While this worker gives its state to a
+        newcomer, it keeps the weights of its own last step. Between two epochs it keeps those of the epoch's end: a
+        pull there could make it enter a view, and it would not know that others have begun the next epoch."""
+        store = self._elastic
+        if store and store.view:
+            if not (self.members.together or store.sharing or store.between_epochs()):
+                store.repeat(self._refresh_in_view)
+            return
+        self.gradients.settle()
+        if not self._early:
+            self._untouched.check_weights()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._pull()
+        self.gradients.settle()
+
+    # -- steps of an elastic job ----------------------------------------------------------------------------------
+
+    def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
+        self.members.begin(dealt, checksum, then)
+        if self.members.elastic and self.members.together:
+            try:
+                self.members.sum_checksums()
+            except ViewChanged:  # step() asks again
+                self.members.begin_again()
+
+    def forget_round(self) -> None:
+        if self.members.elastic:
+            self.members.forget()
+            self.gradients.forget()
+
+    def _step_with_members(self) -> None:
+        """Push the buckets that are not pushed yet, and wait until the round is recognised, or for the weights if this
+        worker steps alone. If others have made the step, this one has its result already."""
+        self.members.check()
+        self.gradients.push()
+        together = self.members.together
+        made = self.members.recognised(self._attempt if together else lambda: (self.members.checksum, self._exchange()))
+        total, pulled = made or (None, {})
+        if pulled and self._elastic:
+            self._take_all(pulled)
+            self._elastic.stepped()
+        self.members.end(total)
+        self.forget_round()
+        self.members.tell()
+
+    def _attempt(self) -> tuple[Array, dict[Bucket, Handle]]:
+        """Make a round in the present view. Returns the sum of its checksums, and the new weights."""
+        checksums = self.members.sum_checksums()
+        checksums.wait()
+        total = np.array(checksums.values[0])
+        pulled = self._exchange() if total[0] else {}
+        self.store.complete()
+        return total, pulled
+
+    def _exchange(self) -> dict[Bucket, Handle]:
+        """Push all gradients, and wait for the weights after the step."""
+        for bucket in reversed(self.gradients.buckets):
+            self._send(bucket)
+        return self._pulled()
+
+    def _pulled(self) -> dict[Bucket, Handle]:
+        """The servers' weights, in separate memory."""
+        pulled = {
+            bucket: self.store.pull(bucket.name, READ, bucket.priority, wait=False) for bucket in self.gradients.buckets
+        }
+        for handle in pulled.values():
+            handle.wait()
+        return pulled
+
+    def _take_all(self, pulled: dict[Bucket, Handle]) -> None:
+        """Copy the new weights to the model."""
+        for bucket, handle in pulled.items():
+            np.copyto(bucket.pulled, handle.values[0])
+            bucket.take_weights()
+
+    def _refresh_in_view(self) -> None:
+        self._take_all(self._pulled())
+        if self._elastic:
+            self._elastic.refreshed()
+
+    def _push_in_view(self, bucket: Bucket) -> None:
+        """Push the gradients now if their factor is known; else step() does."""
+        try:
+            if not self.members.together or self.members.has_samples():
+                self._send(bucket)
+        except ViewChanged:  # step() pushes it again
+            self.members.begin_again()
+
+    def _send(self, bucket: Bucket) -> None:
+        """Push the gradients of a bucket, unless they were pushed in this view."""
+        self.members.follow_view()
+        if bucket in self.members.sent:
+            return
+        rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.members.rate_factor
+        self.store.push(bucket.name, self._scaled(bucket.host_gradients()), bucket.priority, rate)
+        self.members.sent.add(bucket)
+
+    def _scaled(self, gradients: Array) -> Array:
+        """Gradients to push, of which the step uses the mean over the samples of the workers that stay."""
+        samples = self.members.samples() if self.members.together else self.members.dealt
+        if samples != self.members.dealt:
+            gradients = gradients * gradients.dtype.type(self.members.dealt / samples)
+        scale = self._scale()
+        return gradients if scale == 1.0 else gradients * gradients.dtype.type(scale)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """In an elastic job raises RuntimeError if the members change meanwhile, outside of `KVStore.repeat`. There
+        this worker must not enter a view: the round or the epoch that it has begun would not take notice of it."""
+        if self._elastic and self._elastic.sharing:
+            return self.inner.state_dict()
+        try:
+            servers = [torch.frombuffer(state, dtype=torch.uint8) for state in self.store.optimizer_states()]
+        except ViewChanged:
+            if self._elastic and self._elastic.repeating:
+                raise
+            raise RuntimeError(
+                "the members of the job changed while optimizer.state_dict() read the servers' state: use "
+                "state.save(path) after the loop over the loader, which reads it again (docs/elastic-scripts.md)"
+            ) from None
+        return {**self.inner.state_dict(), SERVERS: servers, ORDERS: orders(self.inner, self.gradients.buckets)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        servers = state_dict.get(SERVERS)
+        if servers is None and self._elastic and self._elastic.view:
+            return self.load_inner(state_dict)  # another worker's state; the servers keep their own
+        if servers is None:
+            raise UserError(
+                f"this state was saved with the optimizer on the workers, but kvstore {self.store.type} now runs it on "
+                "the servers: resume with the kvstore (and update_on_kvstore) that it was saved with"
+            )
+        check_orders(state_dict.get(ORDERS, {}), self.inner, self.gradients.buckets, self.gradients.names)
+        self.load_inner({name: item for name, item in state_dict.items() if name not in (SERVERS, ORDERS)})
+        self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
+        self.gradients.settle()
+        self._refresh()
+
+
+def _factor(kind: KVStoreType, workers: int) -> float:
+    """The servers multiply a sum of so many workers' pushes by this."""
+    return 1.0 / workers if kind.synchronous else 1.0
+
+
+def _refusal(optimizer: torch.optim.Optimizer) -> str:
+    return f"optimizer {type(optimizer).__name__} makes sense only where each push is a step"

@@ -1,39 +1,34 @@
-"""A torch optimizer that wraps another one: the base of all distributed ones. A single worker uses it as it is."""
+"""The optimizer that `dmltrain.distribute` returns: a torch optimizer that wraps another one."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from dmltrain.backends.torch import plain_step
-from dmltrain.backends.torch.distributed.choice import Choice
-from dmltrain.backends.torch.optimizer import lay_out_state, row_of
+from dmltrain.backends.torch.distributed.exchange import Exchange
 from dmltrain.base.arrays import Array
-from dmltrain.base.errors import UserError
+from dmltrain.kvstore.base import KVStore
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Replaces the given optimizer, also for learning-rate schedulers. This base class only delegates to it."""
+    """Replaces the given optimizer, also for learning-rate schedulers. What the workers do together is its exchange's:
+    see exchange.py. A single worker exchanges nothing."""
 
-    choices: tuple[Choice, ...] = ()
-    """With `factors`: for each dense layer whether it sends factors. `str(choice)` gives the reason and the bytes of a
-    step."""
-    factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of the layers that send factors
-    committed: Array | None = None
-    """In an elastic job: the sum of the checksums (see `round`) of all workers whose gradients are in the last step."""
-    rate_factor = 1.0
-    """In an elastic job: the next step multiplies learning rates by this. `param_groups` keeps the rates unchanged."""
+    store: KVStore  # only in a job of several workers
 
-    _weight = 1.0  # of the next backward
-    _more = False  # whether the gradients of this step are incomplete after the next backward
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # without super().__init__(): the inner has the state
-        self.inner = optimizer
-        self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
+    def __init__(self, exchange: Exchange) -> None:  # without super().__init__(): the inner has the state
+        self.inner, self._exchange = exchange.inner, exchange
+        self._optimizer_step_pre_hooks = self.inner._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = self.inner._optimizer_step_post_hooks
+        if exchange.store is not None:
+            self.store = exchange.store
+        self.choices = exchange.chosen.choices
+        """With `factors`: for each dense layer whether it sends factors. `str(choice)` gives the reason and the bytes
+        of a step."""
+        self.factored = frozenset(exchange.chosen.rows)  # the weights of the layers that send factors
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # read-only here
@@ -41,17 +36,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # read-only here
-        return self.inner.state
+        return self._exchange.state
 
     @property
     def common_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         """Parameter -> the arrays of its optimizer state that are the same on all workers of a synchronous job."""
-        state: Mapping[torch.Tensor, Mapping[str, Any]] = self.state
-        return state
+        return self._exchange.common_state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # read-only here
         return self.inner.defaults
+
+    @property
+    def committed(self) -> Array | None:
+        """In an elastic job: the sum of the checksums (see `round`) of all workers whose gradients are in the last
+        step."""
+        return self._exchange.members.committed
+
+    @property
+    def rate_factor(self) -> float:
+        """In an elastic job: the next step multiplies learning rates by this. `param_groups` keeps the rates
+        unchanged."""
+        return self._exchange.members.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self._exchange.members.rate_factor = factor
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped optimizer has, such as `train()` and `eval()` of schedule-free ones. Private names are
@@ -68,20 +78,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.inner.__getstate__()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.inner.add_param_group(param_group)
+        """In a job of several workers: the parameters must be the model's, and every worker must call it. Raises
+        UserError where all must be there before `distribute`."""
+        self._exchange.gradients.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
+        self._exchange.gradients.zero_grad(set_to_none)
 
     def push_gradients(self) -> None:
         """Push all gradients. With overlap=False the caller calls this when the gradients are complete."""
+        self._exchange.gradients.push()
 
     def reduce_gradients(self) -> None:
         """Wait until the gradients are the sum or the mean over all workers. Call it only before code that reads or
         changes gradients between backward() and step(), such as clipping or a gradient scaler's `unscale_`."""
-        self._check_complete()
-        weight, self._weight = self._weight, 1.0
-        self.rescale(weight)
+        self._exchange.reduce_gradients()
 
     def weigh(self, weight: float, more: bool = False) -> None:
         """From the next backward on, multiply this worker's gradients by `weight` before they are sent.
@@ -93,21 +104,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `more`: the next backward only adds to the gradients, and sends nothing. The weight of the next call then
         applies to all that was added up.
         """
-        self._weight, self._more = weight, more
+        self._exchange.gradients.weigh(weight, more)
 
     def rescale(self, factor: float) -> None:
         """Multiply the gradients that the step's backward passes have added up so far."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and factor != 1.0:
-                    with torch.no_grad():
-                        parameter.grad.mul_(factor)
-
-    def _check_complete(self) -> None:
-        if self._more:
-            raise UserError(
-                "step() before the last micro-batch of dmltrain.loader: call it only where loader.step_ends is true"
-            )
+        self._exchange.gradients.rescale(factor)
 
     def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
         """In an elastic job, call this before each step.
@@ -117,64 +118,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
         chooses. The step uses the mean over the samples of the workers that are still in the job. After the step `then`
         is called with the sum of their checksums.
         """
-
-    @contextlib.contextmanager
-    def _multiplied_rates(self) -> Iterator[None]:
-        """Inside this context the learning rates in `param_groups` are multiplied by `rate_factor`."""
-        if self.rate_factor == 1.0:
-            yield
-            return
-        own = [group["lr"] for group in self.param_groups]
-        try:
-            for group, rate in zip(self.param_groups, own, strict=True):
-                group["lr"] = rate * self.rate_factor
-            yield
-        finally:
-            for group, rate in zip(self.param_groups, own, strict=True):
-                group["lr"] = rate
+        self._exchange.round(dealt, checksum, then)
 
     def skip_round(self) -> bool:
         """In an elastic job: the script made no step with the gradients of the last backward. Returns False if the
         other workers still wait for these gradients."""
-        return False
+        return self._exchange.skip_round()
 
     def forget_round(self) -> None:
         """In an elastic job: discard the gradients of the last backward."""
+        self._exchange.forget_round()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        DistributedOptimizer.reduce_gradients(self)
-        return self._step_inner(closure)
-
-    def _step_inner(self, closure: Callable[[], Any] | None) -> Any:
-        """The wrapped optimizer's own step."""
-        if closure is None and row_of(self.inner) and plain_step.is_possible(self.inner):
-            return plain_step.step(self.inner)
-        return self.inner.step(closure)
+        """With the gradients of several workers a closure runs once, unless the wrapped optimizer makes whole steps
+        with their mean: its loss is then replaced by its mean over the workers, so that all decide alike. In an elastic
+        job raises what `KVStore.enter` raises, if this worker is no longer a member."""
+        return self._exchange.step(closure)
 
     def settle(self) -> None:
         """Wait until the model's weights include all steps so far. Needed only before code that reads weights outside
         the model's forward (see `distribute`)."""
+        self._exchange.gradients.settle()
 
     def synchronize(self) -> None:
         """Call this before evaluation or saving. Like `settle`, and with the optimizer on the servers it also fetches
         their latest weights. With dist_local it averages the workers' weights; there every worker must call it."""
+        self._exchange.synchronize()
 
-    @contextlib.contextmanager
-    def accumulate(self) -> Iterator[None]:
+    def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside this context only add to the gradients. The first one after it pushes them."""
-        yield
+        return self._exchange.gradients.accumulate()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        return self._exchange.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "servers" in state_dict:
-            raise UserError(
-                "this state was saved with the optimizer on the servers, but it now runs on the worker: "
-                "resume with the kvstore (and update_on_kvstore) that it was saved with"
-            )
-        self._load_inner(state_dict)
-
-    def _load_inner(self, state_dict: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state_dict)
-        lay_out_state(self.inner)
+        self._exchange.load_state_dict(state_dict)

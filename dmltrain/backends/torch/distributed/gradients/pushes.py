@@ -1,4 +1,4 @@
-"""The base of both optimizers that send gradients: buckets are pushed during backward, and results arrive one by one.
+"""Gradients that are sent bucket by bucket, during backward or at step(); results arrive one by one.
 
 A bucket is pending from its push (with the optimizer on the servers: from its pull) until its result is taken. After
 `step()` it is `stepped`: its weights may be read only after it is settled. There are two ways to wait:
@@ -13,73 +13,87 @@ A bucket is pending from its push (with the optimizer on the servers: from its p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
-from dmltrain.backends.torch.distributed import parameter_hooks, same
-from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
+from dmltrain.backends.torch.distributed import backward, owners, parameter_hooks, same
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
+from dmltrain.backends.torch.distributed.factors import FactoredBucket
+from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
+from dmltrain.backends.torch.distributed.gradients.uses import ParameterUses
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
 from dmltrain.kvstore.choices import ExchangeChoices
 
 
-class OverlappedOptimizer(BucketedOptimizer):
-    """Base of EarlyOptimizer and OptimizerOnServers. `whole`, `mean` and `factored`: see BucketedOptimizer."""
+class Destination(Protocol):
+    """What an exchange does with a bucket whose gradients are complete."""
+
+    def push(self, bucket: Bucket) -> None:
+        """Send the gradients."""
+
+    def is_under_way(self, bucket: Bucket) -> bool:
+        """Whether a result of the gradients that were sent is still to come."""
+
+    def take(self, bucket: Bucket, handle: Handle) -> None:
+        """The result of `bucket` has arrived."""
+
+
+class PushedGradients(OwnGradients):
+    """See the module. `uses`: of gradients that are the mean when backward() ends, in an elastic job. With
+    `choices.step_early` gradients are sent during backward, or with `overlap` off by `push`; else at step()."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        store: KVStore,
+        buckets: Sequence[Bucket],
         choices: ExchangeChoices,
-        whole: bool = False,
-        mean: bool = False,
-        factored: Mapping[torch.nn.Parameter, int] | None = None,
+        destination: Destination,
+        uses: ParameterUses | None = None,
     ) -> None:
-        super().__init__(model, optimizer, store, whole, mean, factored)
-        self._overlap, self._accumulating = choices.overlap, False
+        super().__init__(optimizer, buckets)
+        self.pending: dict[Bucket, Handle] = {}  # in the order of the requests
+        self._destination, self._uses = destination, uses
+        self._overlap, self._early, self._accumulating = choices.overlap, choices.step_early, False
         self._shared = tuple(model.buffers()) if choices.broadcast_buffers else ()  # at each step, from worker 0
-        self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        self._early = choices.step_early
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        for bucket in self._buckets if choices.step_early else ():
-            self._hooks += bucket.watch(self._gradient_ready)
-        self._defer = choices.defer and parameter_hooks.can_have(model)
-        if self._defer:
-            parameter_hooks.install(model, self._buckets, self._before_read, self.settle)
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        for bucket in self.buckets if choices.step_early else ():
+            self.hooks += bucket.watch(self._gradient_ready)
+        self.defers = choices.defer and parameter_hooks.can_have(model)
+        if self.defers:
+            parameter_hooks.install(model, self.buckets, self._before_read, self.settle)
+        self._factored = [bucket for bucket in self.buckets if isinstance(bucket, FactoredBucket)]
         if self._factored:
             parameter_hooks.factor(model, self._factored)
 
-    @property
-    def state(self) -> Any:  # type: ignore[override]  # read-only here
-        self.settle()
-        return self.inner.state
+    def release(self) -> None:
+        if self._factored:
+            raise UserError(
+                "a model whose dense layers send factors cannot go through dmltrain.distribute again: leave out factors"
+            )
+        super().release()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if not (self._defer and set_to_none):  # setting zeros in place would overwrite gradients that are being sent
+    def zero_grad(self, set_to_none: bool) -> None:
+        if not (self.defers and set_to_none):  # setting zeros in place would overwrite gradients that are being sent
             self.settle()
         self._drop()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.discard()
-        self.inner.zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
     def _drop(self) -> None:
         """Discard the gradients that were sent. Raises UserError if their results are already under way."""
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             if bucket.pushed and not bucket.stepped:
-                if self._is_under_way(bucket):
+                if self._destination.is_under_way(bucket):
                     raise UserError(
                         "zero_grad() was called between backward() and step(), after gradients had been sent for "
                         f"the step {EARLY}: train without these to skip steps"
                     )
                 bucket.begin()
-
-    def _is_under_way(self, bucket: Bucket) -> bool:
-        """Whether a result of the gradients that were sent is still to come."""
-        return bucket in self._pending
 
     def weigh(self, weight: float, more: bool = False) -> None:
         super().weigh(weight, more)
@@ -88,16 +102,17 @@ class OverlappedOptimizer(BucketedOptimizer):
     def rescale(self, factor: float) -> None:
         if not self._early:
             return super().rescale(factor)
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.weigh(factor)
 
     # -- pushing --------------------------------------------------------------------------------------------------
 
-    def push_gradients(self) -> None:
-        self._check_owner()
-        self._check_complete()
+    def push(self) -> None:
+        if self._is_released:
+            raise UserError(owners.REPLACED)
+        self.check_complete()
         self.settle()  # buckets whose weights no forward has read since the last step
-        for bucket in reversed(self._buckets):
+        for bucket in reversed(self.buckets):
             if not bucket.pushed:
                 self._complete(bucket)
                 self._push_first(bucket)
@@ -106,13 +121,19 @@ class OverlappedOptimizer(BucketedOptimizer):
         """Before the push: complete the gradients that backward has not produced."""
         if not self._early:
             return bucket.fill()
+        if self._uses:
+            self._uses.note_unused(bucket)
+        else:
+            self._check_gradients(bucket)
+        bucket.complete()
+
+    def _check_gradients(self, bucket: Bucket) -> None:
         missing = bucket.missing()
-        if missing is not None and self._weight != 0.0:
+        if missing is not None and self.weight != 0.0:
             raise UserError(
-                f"parameter {self._names[missing]} has no gradient at step(), and would be stepped with zeros {EARLY}: "
+                f"parameter {self.names[missing]} has no gradient at step(), and would be stepped with zeros {EARLY}: "
                 "train without these, or freeze the parameter (requires_grad_(False)) before dmltrain.distribute"
             )
-        bucket.complete()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -134,31 +155,30 @@ class OverlappedOptimizer(BucketedOptimizer):
                 "but the last under `with optimizer.accumulate():` (and give checkpoint() use_reentrant=False)"
             )
         if self._accumulating:
-            bucket.accumulate()
-        elif bucket.ready and self._overlap:
+            return bucket.accumulate()
+        if bucket.ready and self._overlap:
             self._push_first(bucket)
+        if self._uses:
+            backward.reached(self._uses)
 
     def _push_first(self, bucket: Bucket) -> None:
         with torch.no_grad():
-            bucket.weigh(self._weight)
-        self._push(bucket)
+            bucket.weigh(self.weight)
+        self._destination.push(bucket)
 
-    def _push(self, bucket: Bucket) -> None:
-        raise NotImplementedError
-
-    def _share_buffers(self) -> None:
+    def share_buffers(self, store: KVStore) -> None:
         """With broadcast_buffers: give all workers worker 0's buffers."""
         if self._shared:
-            same.share(self.store, self._shared)
+            same.share(store, self._shared)
 
     # -- results --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        self._wait([bucket for bucket in self._pending if bucket.stepped])
+        self.wait([bucket for bucket in self.pending if bucket.stepped])
 
-    def _wait(self, buckets: list[Bucket]) -> None:
-        """Take the results of these buckets, in the order of arrival."""
-        remaining = list(buckets)
+    def wait(self, buckets: Sequence[Bucket] | None = None) -> None:
+        """Take the results of these buckets, in the order of arrival; by default of all that are pending."""
+        remaining = list(self.pending if buckets is None else buckets)
         while remaining:
             bucket = self._arrived(remaining) or remaining[0]
             remaining.remove(bucket)
@@ -168,8 +188,8 @@ class OverlappedOptimizer(BucketedOptimizer):
         """The model's forward is about to read weights of `bucket`."""
         if not bucket.stepped:
             return
-        others = [pending for pending in self._pending if pending.stepped and pending is not bucket]
-        while not arrived(self._pending[bucket]):
+        others = [pending for pending in self.pending if pending.stepped and pending is not bucket]
+        while not arrived(self.pending[bucket]):
             other = self._arrived(others)
             if other is None:
                 break
@@ -178,18 +198,20 @@ class OverlappedOptimizer(BucketedOptimizer):
         self._finish(bucket)
 
     def _arrived(self, buckets: list[Bucket]) -> Bucket | None:
-        return next((bucket for bucket in buckets if arrived(self._pending[bucket])), None)
+        return next((bucket for bucket in buckets if arrived(self.pending[bucket])), None)
 
     def _finish(self, bucket: Bucket) -> None:
-        handle = self._pending[bucket]
+        handle = self.pending[bucket]
         handle.wait()
-        del self._pending[bucket]
+        del self.pending[bucket]
         with torch.inference_mode(False):  # an evaluation may call this, but the optimizer's state is for training
-            self._take(bucket, handle)
+            self._destination.take(bucket, handle)
 
-    def _take(self, bucket: Bucket, handle: Handle) -> None:
-        """The result of `bucket` has arrived."""
-        raise NotImplementedError
+    def forget(self) -> None:
+        """Forget what was sent, and all gradients."""
+        self.pending.clear()
+        for bucket in self.buckets:
+            bucket.begin()
 
 
 def arrived(handle: Handle) -> bool:
