@@ -1,21 +1,19 @@
 """Torch optimizers of several workers: `dmltrain.distribute` returns one. Most steps use all workers' gradients.
 
-Gradients are in flat buckets of about 1 MiB, in forward order (buckets.py). Each bucket is a key of the kvstore. There
-are two ways:
-- The servers only sum (on_workers.py; any torch optimizer; the default of dist_sync). Buckets are sent while backward
-  computes, and when it returns each `p.grad` is the mean (reducer.py).
+The optimizer that a script sees (optimizer.py) holds an exchange (exchange.py), which says what a step is:
+- The servers only sum, and the workers make the step (any torch optimizer; the default of dist_sync). Gradients are the
+  mean when backward returns (gradients/means.py). With `step_early` they are sent during backward, and each bucket is
+  stepped when its sum arrives (sums.py).
 - The servers make the step (on_servers.py; dist_async, dist_ssp, and dist_sync with update_on_kvstore). `step()` sends
-  gradients, and returns when the new weights are in the model.
+  gradients, and returns when the new weights are in the model. With `step_early` weights are pulled into the memory of
+  the model's parameters, and the next forward waits for them.
+- With dist_local no gradients are sent: each worker steps alone, and from time to time the weights are averaged
+  (local_steps.py).
 
-With `step_early` each bucket is pushed as soon as backward has produced its last gradient, and nothing waits before
-step(). The optimizer on the worker then steps each bucket when its sum arrives (early.py). With the optimizer on the
-servers, weights are pulled into the memory of the model's parameters; the next forward waits for them (on_servers.py).
-In an elastic job the step is made after the last sum has arrived (elastic.py), and weights are taken when all have
-arrived (elastic_changing.py). With `defer` the next forward waits for each bucket just before it first reads it
-(overlap.py, parameter_hooks.py).
-
-With dist_local no gradients are sent: each worker steps alone, and from time to time the weights are averaged
-(local_steps.py).
+Gradients are in flat buckets of about 1 MiB, in forward order (buckets.py). Each bucket is a key of the kvstore. With
+`step_early` a bucket is pushed as soon as backward has produced its last gradient, and nothing waits before step()
+(gradients/pushes.py). With `defer` the next forward waits for each bucket just before it first reads it
+(parameter_hooks.py). In an elastic job a step changes nothing until all its results are here (members.py).
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ def distribute(
     defer (implies step_early): `step()` returns at once, and the next forward waits for each bucket just before it
     first reads it. The results are bit-identical. `model(x)`, `model.state_dict()` and this optimizer's methods see
     finished weights. Code that reads weights in other ways (`model.parameters()`, a call of a submodule) must call
-    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (early.py), `defer` has
+    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has
     no effect.
 
     factors (implies step_early): let dense layers send sufficient factors where that is faster (dist_sync, optimizer on

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dmltrain.backends.torch.distributed.choice import Choice
 from dmltrain.backends.torch.distributed.exchange import Exchange
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import KVStore
@@ -18,6 +19,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     see exchange.py. A single worker exchanges nothing."""
 
     store: KVStore  # only in a job of several workers
+    choices: tuple[Choice, ...]
+    """With `factors`: for each dense layer whether it sends factors. `str(choice)` gives the reason and the bytes of a
+    step."""
+    factored: frozenset[torch.nn.Parameter]  # the weights of the layers that send factors
 
     def __init__(self, exchange: Exchange) -> None:  # without super().__init__(): the inner has the state
         self.inner, self._exchange = exchange.inner, exchange
@@ -25,10 +30,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer_step_post_hooks = self.inner._optimizer_step_post_hooks
         if exchange.store is not None:
             self.store = exchange.store
-        self.choices = exchange.chosen.choices
-        """With `factors`: for each dense layer whether it sends factors. `str(choice)` gives the reason and the bytes
-        of a step."""
-        self.factored = frozenset(exchange.chosen.rows)  # the weights of the layers that send factors
+        self.choices, self.factored = exchange.chosen.choices, frozenset(exchange.chosen.rows)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # read-only here
