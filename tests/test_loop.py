@@ -118,7 +118,8 @@ def workers_of(monkeypatch, rank, workers, samples, batch):
     found = []
     for _ in state.epochs(1):
         for batch_ in loader:
-            found.append((sorted(int(each) for each in batch_.flatten()), state.optimizer._weight, loader.count))
+            weight = state.optimizer._exchange.gradients.weight
+            found.append((sorted(int(each) for each in batch_.flatten()), weight, loader.count))
     return found
 
 

@@ -71,7 +71,7 @@ class StepsOnServers(Exchange):
         store.set_optimizer(make_spec(optimizer, options_of_keys(store, optimizer, buckets), self._factor))
         refusal = _refusal(optimizer) if row is not None and row.needs_pulled else ""
         store.follow_changes([bucket.name for bucket in buckets], lambda kind: refusal if kind.synchronous else "")
-        self._untouched = Untouched(optimizer, store, buckets, self.gradients.names)
+        self._untouched = Untouched(self.gradients, store)
         self._place_weights(model)
         self._elastic = store if isinstance(store, ElasticKVStore) else None
         if isinstance(store, ElasticKVStore):

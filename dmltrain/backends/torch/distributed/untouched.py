@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed import backward
-from dmltrain.backends.torch.distributed.buckets import Bucket, same_bits
+from dmltrain.backends.torch.distributed.buckets import same_bits
+from dmltrain.backends.torch.distributed.gradients.pushes import PushedGradients
 from dmltrain.backends.torch.server_optimizer import plain
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 
 
 class Untouched:
-    """See the module. `names`: of the parameters. The buckets have all that are trained, and in `pulled` the weights
-    that the servers have sent."""
+    """See the module. The buckets have all parameters that are trained, and in `pulled` the weights that the servers
+    have sent."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        store: KVStore,
-        buckets: Sequence[Bucket],
-        names: Mapping[torch.nn.Parameter, str],
-    ) -> None:
-        self._inner, self._store, self._buckets, self._names = optimizer, store, buckets, names
+    def __init__(self, gradients: PushedGradients, store: KVStore) -> None:
+        self._gradients, self._store = gradients, store  # the hooks of `watch` keep the gradients alive: see owners.py
+        self._inner, self._buckets, self._names = gradients.inner, gradients.buckets, gradients.names
         self._settings = self._fixed_settings()
         self._has_gradients = False  # whether the buckets hold copies of the gradients that the last backward left
 
