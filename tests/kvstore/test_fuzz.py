@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dmltrain.kvstore import flat
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
@@ -21,6 +22,7 @@ from tests.kvstore.served import ENVIRONMENT
 KEYS = (
     DeclaredKey(0, "weight", "float32", True, {"type": "none"}, ((0, 4), (1, 3))),
     DeclaredKey(1, "bias", "float32", True, {"type": "2bit", "threshold": 0.5}, ((0, 5),)),
+    DeclaredKey(2, "small", "float32", True, {"type": "none"}, ((0, 3),)),
     DeclaredKey(1 << 31, "sum", "float64", False, {"type": "none"}, ((0, 2),)),
 )
 
@@ -130,13 +132,16 @@ def conversations() -> list[bytes]:
     ]
     declare, optimizer = map(message.encode, (Declare("dist_sync", 0.0, KEYS), Optimizer({"name": "sgd", "lr": 0.5})))
     first = frame(FrameKind.INIT, np.ones(4, np.float32).tobytes())
+    small = frame(FrameKind.INIT, bytes(12), key=2)
+    number, keys = flat.number((0, 2)), wire.flat((0, 2))
     pushes = [
-        frame(FrameKind.PUSH_GROUP, bytes(4 * 7), clock=c, number=0.5, flags=f) for c, f in ((1, Flag.PULL), (2, 0))
+        frame(FrameKind.PUSH, bytes(4 * 19), key=number, clock=clock, number=0.5, flags=flags)
+        for clock, flags in ((1, Flag.PULL), (2, 0))
     ]
-    group = [frame(FrameKind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])), frame(FrameKind.PULL_GROUP), *pushes]
+    together = [frame(FrameKind.FLAT, keys, key=number), frame(FrameKind.PULL, key=number), *pushes]
     return [
-        declare + b"".join(group) + frame(FrameKind.RELEASE_GROUP),
-        b"".join(group[:3]) + frame(FrameKind.PUSH, bytes(12), slice=1, clock=2) + group[1],
+        declare + first + small + b"".join(together) + frame(FrameKind.RELEASE),
+        b"".join(together[:3]) + frame(FrameKind.PUSH, bytes(12), key=2, clock=2) + together[1],
         declare + first + b"".join(push),
         declare + optimizer + b"".join(push) + frame(FrameKind.PULL, clock=1, priority=3),
         frame(FrameKind.PULL) * 3 + frame(FrameKind.PROBE, b"x" * 50) + frame(FrameKind.READ_STATE),

@@ -258,7 +258,7 @@ def test_texts_of_a_handshake_have_a_limit(value, name):
 
 
 GOLDEN = bytes.fromhex(
-    "444d4c5408210003"  # DMLT, version 8, PUSH, float32, in shared memory and asking for the value
+    "444d4c5409210003"  # DMLT, version 9, PUSH, float32, in shared memory and asking for the value
     "00000003 00000007 00000002"  # view 3, key 7, slice 2
     "000000000000000c 3fb999999999999a 0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
     "0000000000100040 3e800000 3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
@@ -282,7 +282,7 @@ def test_the_layout_is_stable():
     st.integers(0, 2**63),
     st.floats(allow_nan=False),
     st.integers(0, 6),
-    st.integers(0, 7),
+    st.integers(0, 3),
     st.integers(0, 2**63),
     *[st.floats(0, 1e6, width=32, allow_subnormal=False)] * 2,
     st.integers(-(2**31), 2**31 - 1),
@@ -312,10 +312,10 @@ def test_any_changed_byte_is_refused(position, change):
 @pytest.mark.parametrize(
     "position, value, error, said",
     [
-        (4, 9, VersionError, "version 9, expected 8"),
+        (4, 8, VersionError, "version 8, expected 9"),
         (5, 250, FrameError, "unknown frame kind 250"),
         (6, ABOVE_ALL, FrameError, f"unknown element type {ABOVE_ALL}"),
-        (7, 8, FrameError, "unknown flags 8"),
+        (7, 4, FrameError, "unknown flags 4"),
     ],
 )
 def test_another_version_and_a_wrong_field_are_named(position, value, error, said):
@@ -325,39 +325,32 @@ def test_another_version_and_a_wrong_field_are_named(position, value, error, sai
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
-def test_releases_groups_and_offsets_survive_and_those_of_other_sizes_are_refused():
+def test_releases_and_flat_keys_survive_and_those_of_other_sizes_are_refused():
     read = [(7, 0, 2**40), (2**32 - 1, 3, 0)]
     assert list(wire.parse_release(wire.release(read))) == read
     with pytest.raises(FrameError, match="a release of 17 bytes, .* multiple of 16"):
         wire.parse_release(bytes(17))
-    content = [(7, 0, 0), (2**32 - 1, 3, -5), (8, 1, 2**40)]
-    packed = wire.group(content)
-    assert packed[16:32].hex() == "ffffffff00000003fffffffffffffffb"
-    assert wire.parse_group(packed) == content
-    whole = wire.group([(0, 0, 0)] * wire.MAX_MEMBERS)
-    assert len(wire.parse_group(whole)) == wire.MAX_MEMBERS and len(whole) == wire.MAX_GROUP
-    for wrong in (b"", packed[:-1], whole + whole[:16]):
-        with pytest.raises(FrameError, match=f"a group of {len(wrong)} bytes, expected 1 to 1024 times 16"):
-            wire.parse_group(wrong)
-    packed = wire.offsets([0, 64, 2**63])
-    assert packed[8:16].hex() == "0000000000000040"
-    assert wire.parse_offsets(packed, 3) == (0, 64, 2**63)
-    with pytest.raises(FrameError, match="24 bytes of offsets .* 2 slices, expected 16"):
-        wire.parse_offsets(packed, 2)
+    packed = wire.flat((7, 2**32 - 1, 8))
+    assert packed.hex() == "00000007ffffffff00000008" and wire.parse_flat(packed) == (7, 2**32 - 1, 8)
+    whole = wire.flat(range(wire.MAX_MEMBERS))
+    assert len(wire.parse_flat(whole)) == wire.MAX_MEMBERS and len(whole) == wire.MAX_FLAT
+    for wrong in (b"", packed[:-1], whole + whole[:4]):
+        with pytest.raises(FrameError, match=f"a flat key of {len(wrong)} bytes, expected 1 to 1024 times 4"):
+            wire.parse_flat(wrong)
 
 
 def test_numbers_of_the_protocol_stay():
     numbered = {
         1: "HELLO CHALLENGE PROOF ACCEPT REFUSE",
         16: "CONTROL DECLARE OPTIMIZER DONE ERROR LEAVE CONSISTENCY HOLD",
-        32: "INIT PUSH PULL VALUE READ_STATE STATE RELEASE PROBE GROUP PUSH_GROUP PULL_GROUP VALUE_GROUP RELEASE_GROUP",
+        32: "INIT PUSH PULL VALUE READ_STATE STATE RELEASE PROBE FLAT",
         45: "READ_STEPS READ_GONE",
     }
     expected = {name: n for first, names in numbered.items() for n, name in enumerate(names.split(), first)}
     assert {kind.name: int(kind) for kind in FrameKind} == expected
-    assert (Flag.SHARED, Flag.PULL, Flag.OFFSETS) == (1, 2, 4) and wire.DTYPES == ("float32", "float64")
+    assert (Flag.SHARED, Flag.PULL) == (1, 2) and wire.DTYPES == ("float32", "float64")
     assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)
-    assert (wire.MAX_MEMBERS, wire.MAX_GROUP, wire.MAX_OFFSETS) == (1024, 16 * 1024, 8 * 1024)
+    assert (wire.MAX_MEMBERS, wire.MAX_FLAT) == (1024, 4 * 1024)
     assert Header(FrameKind.PULL) == Header(int(FrameKind.PULL), *[0] * (len(Header._fields) - 1)), (
         "unused fields are zero"
     )
@@ -371,7 +364,6 @@ def test_numbers_of_the_protocol_stay():
         (Header(FrameKind.PUSH, 1, flags=Flag.PULL), True),
         (Header(FrameKind.PUSH, 1, flags=Flag.SHARED), False),
         (Header(FrameKind.PUSH, 0, flags=Flag.PULL), False),
-        (Header(FrameKind.PUSH_GROUP, 8, flags=Flag.OFFSETS | Flag.PULL), True),
     ],
 )
 def test_a_payload_follows_unless_there_is_none_or_it_is_shared(header, followed):

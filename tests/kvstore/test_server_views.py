@@ -390,11 +390,10 @@ def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
     assert server.lost.get(timeout=SECONDS).peer.index == 1, "and nobody before"
 
 
-@pytest.mark.parametrize("kind", [FrameKind.GROUP, FrameKind.PUSH_GROUP, FrameKind.PULL_GROUP])
-def test_groups_are_refused(serve, kind):
+def test_flat_keys_are_refused(serve):
     peer = serve().peer(0)
-    peer.send(kind, view=1)
-    assert peer.error() == "a group in an elastic job"
+    peer.send(FrameKind.FLAT, view=1)
+    assert peer.error() == "a flat key in an elastic job"
 
 
 def test_a_job_that_is_not_elastic_has_no_views(closed_at_the_end):

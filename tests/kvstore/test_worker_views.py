@@ -58,7 +58,7 @@ class Worker:
         message = start([(host.identity(), "")] * WORKERS, [server.address for server in servers])
         self.routes = Routes(environment, message, self.sharing, lambda lost: None, pytest.fail)
         self.entries = KeyEntries(self.routes, WORKERS, "dist_sync", 0.0, SECONDS)
-        self.transfers = Transfers(self, self.entries, self.sharing.arena, True, SECONDS, groups=False)
+        self.transfers = Transfers(self, self.entries, self.sharing.arena, True, SECONDS, flat_keys=False)
 
     def watched(self, handle):
         if self.pending:
@@ -305,12 +305,12 @@ def going_on(worker, view, base):
     return pushed(worker, base + worker.rank)
 
 
-def test_groups_are_not_used(job):
-    """Their frames have no view."""
+def test_flat_keys_are_not_used(job):
+    """Servers would have to forget them with a view."""
     sent, values = [], [numbers(0, SMALL)] * 2
     for worker in job.workers:
         for link in worker.routes.links:
-            link.groups.find = sent.append
+            link.declare_flat = lambda *flat: sent.append(flat)
     for _ in range(4):
         handles = [worker.transfers.pushpull(["v", "u"], values, READ, 0, -1.0) for worker in job.workers]
         for handle in handles:

@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import TypeVar
 
-from dmltrain.kvstore.server.lockstep import GROUP, Parts
 from dmltrain.kvstore.server.reply import Reply, Unread
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.outbox import Frame, Outbox
@@ -47,14 +46,13 @@ class Answers:
         for outbox, batch in frames.items():
             outbox.put_all(batch)
 
-    def released(self, worker: int, outbox: Outbox, header: Header, payload: bytearray) -> None:
-        """A RELEASE, or RELEASE_GROUP, from the worker at the end of this queue. Raises Rejected or FrameError."""
+    def released(self, worker: int, outbox: Outbox, payload: bytearray) -> None:
+        """A RELEASE from the worker at the end of this queue. Raises Rejected or FrameError."""
         with self._lock:
             if self.outboxes.get(worker) is not outbox:  # it was removed: all is released
                 return
             for key, index, offset in wire.parse_release(payload):
-                read = (GROUP, key) if header.kind == FrameKind.RELEASE_GROUP else (key, index)
-                self._unread.released(worker, *read, offset).release()
+                self._unread.released(worker, key, index, offset).release()
 
     def release_all(self, worker: int) -> None:
         """The worker reads nothing any more. Call this with the lock held."""
@@ -87,11 +85,7 @@ def next_of(items: deque[Item]) -> Item | None:
 
 def _shared(reply: Reply, view: int) -> Frame:
     """The frame of a value that the worker reads in this process's memory."""
-    buffer = reply.buffer
-    if isinstance(buffer, Parts):
-        places = buffer.places()
-        return Frame(_header(reply, view, len(places), Flag.OFFSETS) + places, None, reply.priority)
-    return Frame(_header(reply, view, buffer.nbytes, Flag.SHARED), None, reply.priority)
+    return Frame(_header(reply, view, reply.buffer.nbytes, Flag.SHARED), None, reply.priority)
 
 
 def _copied(reply: Reply, view: int) -> Frame:
@@ -100,13 +94,12 @@ def _copied(reply: Reply, view: int) -> Frame:
 
 
 def _header(reply: Reply, view: int, length: int, flags: int) -> bytes:
-    of_group = reply.key == GROUP
     return Header(
-        FrameKind.VALUE_GROUP if of_group else FrameKind.VALUE,
+        FrameKind.VALUE,
         length,
         view,
-        reply.slice if of_group else reply.key,
-        0 if of_group else reply.slice,
+        reply.key,
+        reply.slice,
         reply.clock,
         reply.staleness,
         reply.dtype,

@@ -14,8 +14,8 @@ Server", section 3).
   optimizer makes one step with it.
 - Immediate (asynchronous, SSP): each push is one optimizer step.
 
-- Groups (synchronous): a worker may push and pull several slices with one frame. They can be in lockstep, with one
-  clock for all; groups.py and lockstep.py have that. A slice leaves its group as soon as it is used alone (`_find`).
+- Flat slices (synchronous): a worker may push and pull several small slices as one; flat.py has that. What concerns one
+  of them alone waits for the end of their present round, and ends their common state first (`_alone`).
 
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.server import rollback
 from dmltrain.kvstore.server.declared import Declared, Rejected
-from dmltrain.kvstore.server.groups import Groups
+from dmltrain.kvstore.server.flat import FlatSlice
+from dmltrain.kvstore.server.flats import Flats
 from dmltrain.kvstore.server.memory import Allocate, Buffer, Memory, private
 from dmltrain.kvstore.server.reply import Action, Reply
 from dmltrain.kvstore.server.slice import Arrival, Push, ServerSlice, Work
@@ -78,13 +80,13 @@ class ServerCore:
     _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
-    groups: Groups = field(init=False)
+    flats: Flats = field(init=False)
     _stragglers: Stragglers = field(init=False)
     _memory: Memory = field(init=False)
 
     def __post_init__(self) -> None:
         self._memory = Memory(self.allocate)
-        self.groups = Groups(self, self._slices)
+        self.flats = Flats(self._slices, self._declared, self._memory)
         self.on_hosts([(worker,) for worker in range(self.num_workers)])
 
     def on_hosts(self, hosts: Sequence[tuple[int, ...]]) -> None:
@@ -97,7 +99,7 @@ class ServerCore:
         declared and keep their values. Other keys are forgotten; the memory of a value stays until the workers that
         still read it release it. With `other_servers`, slices are divided among other servers than before, so weights
         are forgotten as well. If each push is a step, `gone` gets for each worker that pushes no longer its lowest and
-        its highest clock over all slices. No work may be in progress. Not for groups."""
+        its highest clock over all slices. No work may be in progress. Not for flat slices."""
         self._forget_workers(
             set(self.workers.ranks).difference(worker for host in hosts for worker in host) | set(lost)
         )
@@ -157,8 +159,8 @@ class ServerCore:
         """The kvstore is of another type, or has another bound on staleness, from now on. Weights and the states of
         optimizers stay as they are. Raises Rejected if a worker is ahead of another, or waits."""
         weights = {id: slice_ for id, slice_ in self._slices.items() if slice_.is_weight}
+        self.flats.end_idle()
         for id, slice_ in weights.items():
-            slice_.leave_group()
             if not slice_.is_settled:
                 raise Rejected(
                     f"the kvstore changes to {message.type} while {self._declared.describe(*id)} is in use: pushes of "
@@ -259,15 +261,19 @@ class ServerCore:
             raise Rejected(f'the optimizer\'s "keys" are {spec["keys"]!r}, expected an object of key numbers')
         for (key, index), slice_ in self._slices.items():
             if slice_.is_weight and _applies_to(spec, key):
-                slice_.leave_group()
-                step = self.make_step(spec, key, slice_.value.array)
-                self._check_whole(step, key, index)
-                slice_.set_step(step, self.workers.ranks)
+                self._alone(slice_, partial(self._set_step, spec, key, index, slice_))
         self.spec = spec
+
+    def _set_step(self, spec: dict[str, Any], key: int, index: int, slice_: ServerSlice) -> list[Action]:
+        assert self.make_step is not None
+        step = self.make_step(spec, key, slice_.value.array)
+        self._check_whole(step, key, index)
+        slice_.set_step(step, self.workers.ranks)
+        return []
 
     def backlog(self, key: int, index: int) -> int:
         """The number of pushes of a slice that wait for their step."""
-        return len(self._slices[key, index].queue)
+        return len(self._find(key, index).queue)
 
     def pause(self) -> bool:
         """Begin no new work until `resume`, so that the server becomes quiescent. This is needed only in an elastic job
@@ -287,10 +293,11 @@ class ServerCore:
     @property
     def quiescent(self) -> bool:
         """Whether no work is in progress."""
-        return all((slice_.lockstep or slice_).work is None for slice_ in self._slices.values())
+        return all((slice_.flat or slice_).work is None for slice_ in self._slices.values())
 
     def slices(self) -> dict[tuple[int, int], ServerSlice]:
-        """(key, slice) -> ServerSlice, for reading and writing optimizer states."""
+        """(key, slice) -> ServerSlice, for reading and writing optimizer states, while no work is in progress."""
+        self.flats.end_idle()
         return self._slices
 
     # -- pushes and pulls -----------------------------------------------------------------------------------------
@@ -336,9 +343,21 @@ class ServerCore:
     ) -> list[Action]:
         """Add a push at `clock` that was ready `age` seconds ago: a worker's gradient, or a relay's sum. Returns the
         actions that are now possible. Raises Rejected."""
-        return self.push_to(self._find(key, index), worker, key, index, clock, rate, data, now, age)
+        slice_ = self._find(key, index)
+        push = partial(self._push, slice_, worker, key, index, clock, rate, data, now, age)
+        if not isinstance(slice_, FlatSlice):
+            return self._alone(slice_, push)
+        if slice_.later:
+            slice_.later.append(partial(self.push, worker, key, index, clock, rate, data, now, age))
+            return []
+        if slice_.apart:
+            self.flats.begin(slice_)
+        if not slice_.apart:
+            return push()
+        parts = zip(slice_.ids, slice_.divided(data), strict=True)
+        return [action for id, part in parts for action in self.push(worker, *id, clock, rate, part, now, age)]
 
-    def push_to(
+    def _push(
         self,
         slice_: ServerSlice,
         worker: int,
@@ -350,16 +369,15 @@ class ServerCore:
         now: float,
         age: float,
     ) -> list[Action]:
-        """`push` to a slice, or to slices in lockstep, whose first is `key` and `index`. Raises Rejected."""
-        covers = self.workers.covers[worker]
+        covers, named = self.workers.covers[worker], slice_.named(key, index)
         if not math.isfinite(rate):
             raise Rejected(
-                f"worker {covers[0]} sent the learning rate {rate} with {self._declared.describe(key, index)}, "
+                f"worker {covers[0]} sent the learning rate {rate} with {self._declared.describe(*named)}, "
                 "expected a finite number: look at how that worker computes it"
             )
         if not slice_.clocks.keys() >= set(covers):
             raise Rejected(
-                f"worker {covers[0]} pushes {self._declared.describe(key, index)}, which only worker "
+                f"worker {covers[0]} pushes {self._declared.describe(*named)}, which only worker "
                 f"{min(slice_.clocks)} may push"
             )
         clocks = {slice_.clocks[cover] for cover in covers}
@@ -368,13 +386,13 @@ class ServerCore:
             return []
         if clocks != {clock - 1} and not (self._elastic and slice_.at_once):
             raise Rejected(
-                f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
+                f"worker {covers[0]} pushes key {named[0]} slice {named[1]} at clock {clock}, "
                 f"expected {max(clocks) + 1}: a push is missing"
             )
         if not slice_.at_once and clock - slice_.completed > MAX_LAG:
             raise Rejected(
-                f"worker {worker} has pushed key {key} {MAX_LAG} times more often than other workers, or faster than "
-                f"this server can sum: pull it at least once in {MAX_LAG} pushes"
+                f"worker {worker} has pushed key {named[0]} {MAX_LAG} times more often than other workers, or faster "
+                f"than this server can sum: pull it at least once in {MAX_LAG} pushes"
             )
         if slice_.step is not None:
             self._kept.clear()  # a worker pushes only when all servers have the states of their slices
@@ -392,15 +410,13 @@ class ServerCore:
         In a relay, `waited` is how long the value waited for workers of other hosts, and `worked` how long all work on
         it took, in seconds. The rest of the time it was on the wire.
         """
-        if work.parts is not None:
-            return [action for part in work.parts for action in self.done(part, now, waited, worked)]
         slice_, (key, index) = work.slice, work.id
         before, slice_.work = (slice_.value, slice_.coded), None
         if slice_.pusher >= 0:
             slice_.keep_previous(slice_.value)
         if slice_.can_roll_back:
             slice_.keep_last_step(work.former)
-        slice_.put(work.target, work.coded)
+        slice_.value, slice_.coded = work.target, work.coded
         ready = max(push.ready for push in work.pushes)
         complete = work.began if worked is None else now - worked
         for push in work.pushes:
@@ -416,21 +432,38 @@ class ServerCore:
                 slice_.give_back(buffer)
         if work.pulled is not None:
             slice_.release(work.pulled)
-        return self._answer(key, index, slice_, now) + self._next(key, index, slice_, now)
+        actions = self._answer(key, index, slice_, now)
+        actions += self.flats.gatherings.offer(slice_.members)
+        actions += self._next(key, index, slice_, now)
+        if isinstance(slice_, FlatSlice) and slice_.later and slice_.work is None:
+            actions += self._go_on(slice_)
+        return actions
+
+    def _go_on(self, slice_: FlatSlice) -> list[Action]:
+        """Do what waited for the end of the flat slice's round."""
+        self.flats.end(slice_)
+        later, slice_.later = slice_.later, []
+        return [action for do in later for action in do()]
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
         """A worker's pull at `clock`: answered now, or by a later `done` or `finish`. Raises Rejected."""
-        return self.pull_of(self._find(key, index), worker, key, index, clock, now, priority)
+        slice_ = self._find(key, index)
+        return self._alone(slice_, partial(self._pull, slice_, worker, key, index, clock, now, priority))
 
-    def pull_of(
+    def _pull(
         self, slice_: ServerSlice, worker: int, key: int, index: int, clock: int, now: float, priority: int
     ) -> list[Action]:
-        """`pull` of a slice, or of slices in lockstep, whose first is `key` and `index`. Raises Rejected."""
-        if len(slice_.waiting) >= MAX_WAITING and sum(pull[0] == worker for pull in slice_.waiting) >= MAX_WAITING:
+        pulls = [rank for rank, _, _ in slice_.waiting]
+        if isinstance(slice_, FlatSlice) and slice_.apart:
+            pulls = [gathering.worker for gathering in slice_.gatherings]
+        if len(pulls) >= MAX_WAITING and pulls.count(worker) >= MAX_WAITING:
+            named = slice_.named(key, index)
             raise Rejected(
-                f"worker {worker} has {MAX_WAITING} pulls of key {key} slice {index} that wait for other workers: wait "
-                f"for at least one in {MAX_WAITING}"
+                f"worker {worker} has {MAX_WAITING} pulls of key {named[0]} slice {named[1]} that wait for other "
+                f"workers: wait for at least one in {MAX_WAITING}"
             )
+        if isinstance(slice_, FlatSlice) and slice_.apart:
+            return list(self.flats.gatherings.begin(slice_, worker, clock, priority))
         slice_.waiting.append((worker, clock, now))
         slice_.priority = priority
         return self._answer(key, index, slice_, now)
@@ -445,8 +478,8 @@ class ServerCore:
 
     def overdue(self, now: float) -> str:
         """The straggler diagnosis of all slices; see Stragglers."""
-        alone = {id: slice_ for id, slice_ in self._slices.items() if slice_.lockstep is None}
-        together = {lockstep.group.ids[0]: lockstep for lockstep in self.groups.in_lockstep()}
+        alone = {id: slice_ for id, slice_ in self._slices.items() if slice_.flat is None}
+        together = {flat.ids[0]: flat for flat in self.flats.together}
         named = [(self._declared.describe(*id), slice_) for id, slice_ in (alone | together).items()]
         return self._stragglers.overdue(named, self.staleness, now)
 
@@ -461,16 +494,25 @@ class ServerCore:
             )
 
     def _find(self, key: int, index: int) -> ServerSlice:
-        slice_ = self._slices.get((key, index))
+        slice_ = self._slices.get((key, index)) or self.flats.find(key)
         if slice_ is None:
             raise Rejected(f"key {key} slice {index} was not declared to this server")
-        slice_.leave_group()
         return slice_
+
+    def _alone(self, slice_: ServerSlice, do: Callable[[], list[Action]]) -> list[Action]:
+        """Do this with a slice that has its own state: now, or after the present round of a flat slice with it."""
+        if (flat := slice_.flat) is None:
+            return do()
+        if flat.work or flat.later:
+            flat.later.append(partial(self._alone, slice_, do))
+            return []
+        self.flats.end(flat)
+        return do()
 
     def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> ServerSlice:
         slice_ = self._find(key, index)
         coded = slice_.codec is not None and not initial
-        size = slice_.push_bytes if coded else slice_.value.array.nbytes
+        size = slice_.push_bytes if coded else slice_.length * np.dtype(slice_.dtype).itemsize
         expected = slice_.codec.number if coded and slice_.codec else DTYPES.index(slice_.dtype)
         if dtype != expected or nbytes != size:
             raise Rejected(
@@ -515,10 +557,10 @@ class ServerCore:
         pulled = slice_.pulled.get(pushes[-1].worker)
         if pulled is not None:
             pulled.readers += 1
-        return slice_.work_class(id, slice_, hosts, slice_.step, target, coded, scratch, pulled, now)
+        return Work(id, slice_, hosts, slice_.step, target, coded, scratch, pulled, now)
 
     def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
-        if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):
+        if not slice_.waiting or slice_.is_changing:
             return []  # no pull is waiting, or the value is being changed
         if not slice_.at_once:
             ready = [pull for pull in slice_.waiting if pull[1] <= slice_.completed]
@@ -556,8 +598,7 @@ class ServerCore:
             buffer, dtype = slice_.coded, slice_.result_codec.number
         buffer.readers += 1
         slice_.note_pull(worker)
-        name = slice_.name_for(worker, key, index)
-        return Reply(worker, *name, clock, float(others), buffer, dtype, waited, worked, slice_.priority, slice_)
+        return Reply(worker, key, index, clock, float(others), buffer, dtype, waited, worked, slice_.priority, slice_)
 
 
 def _applies_to(spec: dict[str, Any] | None, key: int) -> bool:

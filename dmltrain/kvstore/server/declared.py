@@ -97,6 +97,10 @@ class Declared:
         self._slices += sign * max(1, len(entry.slices))
         self._bytes += sign * sum(length for _, length in entry.slices) * np.dtype(entry.dtype).itemsize
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether the server may have values of so many bytes besides those that are declared."""
+        return self._bytes + nbytes <= self.max_bytes
+
     def forget(self, weights: bool = False) -> None:
         """Forget the keys that are not weights: their numbers may mean others from now on. All weights are known, or
         forgotten as well."""

@@ -16,8 +16,7 @@ MAX_REPLIES = 1024  # with one value
 
 @dataclass(eq=False, slots=True)
 class Reply:
-    """The value for `worker`'s pull of (key, slice) at `clock`; of a group: see Lockstep.name_for. Call
-    `release` once it is read."""
+    """The value for `worker`'s pull of (key, slice) at `clock`. Call `release` once it is read."""
 
     worker: int
     key: int

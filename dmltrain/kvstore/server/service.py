@@ -35,7 +35,6 @@ from dmltrain.kvstore.log import log
 from dmltrain.kvstore.server.answers import Answers, next_of
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.lockstep import Parts
 from dmltrain.kvstore.server.memory import Allocate, Buffer, private
 from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.reply import Action
@@ -56,7 +55,7 @@ OVERDUE_SECONDS = 1.0  # interval of straggler diagnoses
 DRAIN_SECONDS = 1.0  # to send queued answers when a link ends
 MAX_THREADS = 4  # for arithmetic; two or three saturate a machine's memory
 # Kinds of frames that concern their own link only, so they count in every view.
-OF_ANY_VIEW = frozenset(map(int, (FrameKind.RELEASE, FrameKind.RELEASE_GROUP, FrameKind.PROBE, FrameKind.LEAVE)))
+OF_ANY_VIEW = frozenset(map(int, (FrameKind.RELEASE, FrameKind.PROBE, FrameKind.LEAVE)))
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
 QUIESCENT_SECONDS = 10.0  # time limit for work to end before a state is read
 BATCH = 16  # maximum of headers read together: with more, the first sums would begin later
@@ -351,8 +350,8 @@ class Service:
                     where = header.key, header.slice
                     self._act(self._core.pull(worker, *where, header.clock, time.monotonic(), header.priority))
             self._answers.send()
-        elif kind in (FrameKind.GROUP, FrameKind.PUSH_GROUP, FrameKind.PULL_GROUP):
-            self._take_group(connection, worker, header)
+        elif kind == FrameKind.FLAT:
+            self._take_flat(connection, worker, header)
         elif kind == FrameKind.DECLARE:
             declared = message.expect(connection.read_message(header), Declare)
             with self._lock:
@@ -380,7 +379,7 @@ class Service:
             self._leave(worker, outbox, message.expect(connection.read_message(header), Leave).done)
             outbox.put(Header(FrameKind.DONE, 0, header.view).pack())
         else:
-            self._answers.released(worker, outbox, header, connection.read_payload(header))
+            self._answers.released(worker, outbox, connection.read_payload(header))
 
     def _initialise(self, connection: Link, worker: int, header: Header) -> bool:
         """Take an initial value; returns whether it was of the present view."""
@@ -411,40 +410,12 @@ class Service:
         if view and view == self._view and not self._core.workers.takes(worker):
             raise Closed(f"view {view} is without this worker")
 
-    def _take_group(self, connection: Link, worker: int, header: Header) -> None:
+    def _take_flat(self, connection: Link, worker: int, header: Header) -> None:
         if self._forward or self._environment.elastic:
-            raise FrameError("a group to a relay" if self._forward else "a group in an elastic job")
-        if header.kind == FrameKind.GROUP:
-            content = wire.parse_group(connection.read_payload(header, wire.MAX_GROUP))
-            with self._lock:
-                self._core.groups.declare(worker, header.key, content)
-        elif header.kind == FrameKind.PUSH_GROUP:
-            self._push_group(worker, header, self._receive_group(connection, worker, header))
-        else:
-            with self._lock:  # a pull never completes a round
-                self._act(self._core.groups.pull(worker, header.key, header.clock, time.monotonic(), header.priority))
-            self._answers.send()
-
-    def _push_group(self, worker: int, header: Header, data: Parts) -> None:
-        now = time.monotonic()
+            raise FrameError(f"a flat key {'to a relay' if self._forward else 'in an elastic job'}")
+        keys = wire.parse_flat(connection.read_payload(header, wire.MAX_FLAT))
         with self._lock:
-            groups = self._core.groups
-            actions = groups.push(worker, header.key, header.clock, header.number, data, now, header.waited)
-            if header.flags & Flag.PULL:
-                actions += groups.pull(worker, header.key, header.clock, now, header.priority)
-            works = deque(self._act(actions))
-        self._begin(works, at_once=data.kind == "completing")
-
-    def _receive_group(self, connection: Link, worker: int, header: Header) -> Parts:
-        if header.flags & Flag.OFFSETS:
-            offsets = bytes(connection.read_payload(header, wire.MAX_OFFSETS))
-            view = functools.partial(_memory, connection)
-            with self._lock:
-                return self._core.groups.lend(worker, header.key, offsets, view)
-        with self._lock:
-            buffer = self._core.groups.buffer(worker, header.key, header.length, header.clock, self._thread_memory)
-        connection.read_parts(buffer.views())
-        return buffer
+            self._core.flats.declare(worker, header.key, keys)
 
     def _leave(self, worker: int, outbox: Outbox, held: int) -> None:
         """The worker, or relay, has sent its last push. A link that ends without LEAVE is lost: its worker has not

@@ -24,6 +24,7 @@ from dmltrain.kvstore.step import OptimizerStep, needs_pulled
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
+    from dmltrain.kvstore.server.flat import FlatSlice
 
 
 @dataclass(eq=False, slots=True)
@@ -92,8 +93,7 @@ class ServerSlice:
     priority: int = 0  # of its last pull
     step: OptimizerStep | None = None
     work: Work | None = None
-    loose: int = 0  # buffers that workers still read since a lockstep that has ended
-    lockstep: ServerSlice | None = None  # while the slice is pushed and pulled in a group, which has its state
+    flat: FlatSlice | None = None  # while the slice is pushed and pulled in it: it has this slice's state
     retired: Callable[[Buffer], None] | None = None  # gets its free buffers once the slice is forgotten
 
     def __post_init__(self) -> None:
@@ -154,27 +154,27 @@ class ServerSlice:
             return False
         return 0 < len(here) == len(self.clocks) - len(covers)
 
-    def leave_group(self) -> None:
-        """From now on it is pushed and pulled alone."""
-        if self.lockstep is not None:
-            self.lockstep.dissolve()
-
-    def dissolve(self) -> None:
-        """End the lockstep, if this is one: its slices are pushed and pulled alone from now on."""
-        raise NotImplementedError
-
-    def name_for(self, worker: int, key: int, index: int) -> tuple[int, int]:
-        """The key and slice that a reply to this worker is about."""
+    def named(self, key: int, index: int) -> tuple[int, int]:
+        """The key and slice that messages name."""
         return key, index
 
     @property
-    def work_class(self) -> type[Work]:
-        """The class of the work on this slice."""
-        return Work
+    def is_changing(self) -> bool:
+        """Whether its value is being changed in place."""
+        return self.work is not None and self.work.target is self.value
 
-    def put(self, value: Buffer, coded: Buffer | None) -> None:
-        """Store the result of work."""
-        self.value, self.coded = value, coded
+    @property
+    def members(self) -> Sequence[ServerSlice]:
+        """The slices whose state this is: itself."""
+        return (self,)
+
+    def part(self, member: ServerSlice) -> Array:
+        """The value of a slice whose state this is: its own."""
+        return self.value.array
+
+    def behind(self, worker: int) -> int:
+        """How many steps were made since the worker's last pull."""
+        return self.steps - self.seen.get(worker, 0)
 
     def set_step(self, step: OptimizerStep, workers: Iterable[int]) -> None:
         """From now on rounds, or pushes, make this step. All workers have the current value."""
@@ -246,7 +246,7 @@ class ServerSlice:
 
     def step_at_once(self, at_once: bool) -> None:
         """From now on each push is a step (`at_once`), or each round is. Call this only while the slice `is_settled`,
-        and not for a slice in a group."""
+        and has its own state."""
         self.at_once = at_once
         self.completed = max(self.clocks.values(), default=0)
 
@@ -314,7 +314,6 @@ class Work:
     scratch: Buffer | None  # for a step's gradient, unless that is one push as it arrived
     pulled: Buffer | None  # the value that the last push's worker had pulled, if the step needs it
     began: float  # when the last push had arrived, s
-    parts: list[Work] | None = None  # of a group that was dissolved since: the works of its slices
     former: Former | None = None  # what was before the step, if it may be taken back
 
     @property

@@ -7,7 +7,6 @@ the process that computes it, and a host may send its workers' sum in place of t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,16 +30,6 @@ def total(hosts: Sequence[Sequence[Array]], out: Array, factor: float = 1.0) -> 
     for start in range(0, len(out), BLOCK):
         part = slice(start, start + BLOCK)
         _block([[array[part] for array in host] for host in hosts], out[part], factor)
-
-
-def totals(hosts: Sequence[Sequence[Sequence[Array]]], outs: Sequence[Array], factors: Sequence[float]) -> None:
-    """`total` for many arrays: each worker's, and their sums, are listed in the same order."""
-    workers = [arrays for host in hosts for arrays in host]
-    if len(workers) == 2 and set(factors) == {1.0}:
-        deque(map(np.add, *workers, outs), maxlen=0)  # one call for each, without a loop in Python
-        return
-    for number, (out, factor) in enumerate(zip(outs, factors, strict=True)):
-        total([[arrays[number] for arrays in host] for host in hosts], out, factor)
 
 
 def _block(hosts: Sequence[Sequence[Array]], out: Array, factor: float) -> None:

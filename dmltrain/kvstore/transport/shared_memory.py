@@ -60,6 +60,10 @@ class Arena:
             self._used = after
         return offset, self._memory[offset : offset + size]
 
+    def view(self, offset: int, size: int) -> Array:
+        """`size` bytes at `offset`, uint8."""
+        return self._memory[offset : offset + size]
+
     def offset_of(self, array: Array) -> int | None:
         """The offset of a contiguous array in this arena; None if it is outside."""
         offset = array.ctypes.data - self._start

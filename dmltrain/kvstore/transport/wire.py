@@ -19,24 +19,24 @@ from typing import NamedTuple
 from dmltrain.kvstore import codec
 
 MAGIC = b"DMLT"
-VERSION = 8
+VERSION = 9
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_STATE = 1 << 34  # bytes of a server's weights and optimizer state
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
-MAX_MEMBERS = 1024  # slices of a group
+MAX_MEMBERS = 1024  # keys of a flat key
 
 # magic version kind dtype flags view key slice clock number length offset waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
 _READ = struct.Struct("!IIQ")  # key slice offset
-_MEMBER = struct.Struct("!IIq")  # key slice difference
-MAX_GROUP, MAX_OFFSETS = MAX_MEMBERS * _MEMBER.size, MAX_MEMBERS * 8  # bytes of a GROUP, and with OFFSETS
+_MEMBER_SIZE = 4
+MAX_FLAT = MAX_MEMBERS * _MEMBER_SIZE  # bytes
 HEADER_SIZE = _BODY.size + _CRC.size
 
 
 class FrameKind(IntEnum):
-    """Kinds of frames. 1 to 15: connection, 16 to 31: control (JSON), from 32 on: data (a slice, or a group)."""
+    """Kinds of frames. 1 to 15: connection, 16 to 31: control (JSON), from 32 on: data (a slice)."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -59,11 +59,7 @@ class FrameKind(IntEnum):
     STATE = 37
     RELEASE = 38
     PROBE = 39
-    GROUP = 40
-    PUSH_GROUP = 41
-    PULL_GROUP = 42
-    VALUE_GROUP = 43
-    RELEASE_GROUP = 44
+    FLAT = 40
     READ_STEPS = 45
     READ_GONE = 46
 
@@ -72,8 +68,7 @@ class Flag:
     """Flags of data frames; bits. Plain integers, because an operation on an IntFlag takes a microsecond."""
 
     SHARED = 1  # the payload lies at `offset` in the sender's shared memory
-    PULL = 2  # on a PUSH, or PUSH_GROUP: it is also the worker's pull at the same clock
-    OFFSETS = 4  # on frames of a group: the payload says where the slices' elements lie in the sender's shared memory
+    PULL = 2  # on a PUSH: it is also the worker's pull at the same clock
 
 
 DTYPES = ("float32", "float64")  # index = the header's dtype byte; above these: codecs' numbers
@@ -172,13 +167,12 @@ class Header(NamedTuple):
 
 
 _KINDS = frozenset(int(kind) for kind in FrameKind)
-MAX_FLAGS = Flag.SHARED | Flag.PULL | Flag.OFFSETS
+MAX_FLAGS = Flag.SHARED | Flag.PULL
 MAX_DTYPE = codec.MAX_NUMBER
 
 
 def release(read: Iterable[tuple[int, int, int]]) -> bytes:
-    """The payload of a RELEASE: (key, slice, offset) of each value that has been read. Of a RELEASE_GROUP: (group, 0,
-    number of the value)."""
+    """The payload of a RELEASE: (key, slice, offset) of each value that has been read."""
     return b"".join([_READ.pack(*value) for value in read])
 
 
@@ -189,25 +183,13 @@ def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
     return _READ.iter_unpack(payload)
 
 
-def group(members: Iterable[tuple[int, int, int]]) -> bytes:
-    """The payload of a GROUP: (key, slice, difference of its clock to that of the first) of each slice."""
-    return b"".join([_MEMBER.pack(*member) for member in members])
+def flat(keys: Sequence[int]) -> bytes:
+    """The payload of a FLAT: the numbers of its keys."""
+    return struct.pack(f"!{len(keys)}I", *keys)
 
 
-def parse_group(payload: bytes | bytearray) -> list[tuple[int, int, int]]:
-    """The inverse of `group`. Raises FrameError if the length is wrong."""
-    if not payload or len(payload) % _MEMBER.size or len(payload) > MAX_MEMBERS * _MEMBER.size:
-        raise FrameError(f"a group of {len(payload)} bytes, expected 1 to {MAX_MEMBERS} times {_MEMBER.size}")
-    return list(_MEMBER.iter_unpack(payload))
-
-
-def offsets(places: Sequence[int]) -> bytes:
-    """The payload with OFFSETS: where each slice of a group begins, in bytes."""
-    return struct.pack(f"!{len(places)}Q", *places)
-
-
-def parse_offsets(payload: bytes | bytearray, count: int) -> tuple[int, ...]:
-    """The inverse of `offsets`, for a group of `count` slices. Raises FrameError if the length is wrong."""
-    if len(payload) != 8 * count:
-        raise FrameError(f"{len(payload)} bytes of offsets for a group of {count} slices, expected {8 * count}")
-    return struct.unpack(f"!{count}Q", payload)
+def parse_flat(payload: bytes | bytearray) -> tuple[int, ...]:
+    """The inverse of `flat`. Raises FrameError if the length is wrong."""
+    if not payload or len(payload) % _MEMBER_SIZE or len(payload) > MAX_FLAT:
+        raise FrameError(f"a flat key of {len(payload)} bytes, expected 1 to {MAX_MEMBERS} times {_MEMBER_SIZE}")
+    return struct.unpack(f"!{len(payload) // _MEMBER_SIZE}I", payload)

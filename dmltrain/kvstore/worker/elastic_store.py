@@ -81,7 +81,7 @@ class ElasticKVStore(DistKVStore):
     keeps_gradients = True
     sharing = False  # whether `give_state` collects the state for other workers, and not for a checkpoint
     sums_in_host = False  # a host's relay would be one more process that can be lost
-    groups = False
+    flat_keys = False
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS

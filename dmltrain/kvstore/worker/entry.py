@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport import message
-from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 
-class Kept(Protocol):
-    """A value, of a slice or a group, that is read in the server's memory."""
-
-    def let_go(self, outgoing: Outgoing) -> None:
-        """This key does not need it any more."""
-
-
 class KeptSlice(NamedTuple):
-    """A slice's value and its offset."""
+    """A slice's value that is read in the server's memory, and its offset there."""
 
     way: Way
     offset: int
 
-    def let_go(self, outgoing: Outgoing) -> None:
-        outgoing.add_read(self.way.link, (self.way.slice, self.offset))
 
-
-@dataclass
+@dataclass(eq=False)
 class KeyEntry:
     """One key: its number on the wire, its slices, and its clock (how often this worker has pushed it)."""
 
@@ -51,8 +40,10 @@ class KeyEntry:
     pushed: float = 0.0  # time of the last push, time.perf_counter
     buffer: Array | None = None  # returned by `buffers`
     offset: int | None = None  # of the buffer in this worker's arena
+    block: Array | None = None  # the buffers of several keys, as they lie in a flat key; this key's begins at `place`
+    place: int = 0
     destination: Array | None = None  # receives values that cannot be read in place
-    kept: list[Kept] = field(default_factory=list)  # values that are read in place; the next push releases them
+    kept: list[KeptSlice] = field(default_factory=list)  # values that are read in place; the next push releases them
 
 
 def memory_of(entry: KeyEntry) -> Array:

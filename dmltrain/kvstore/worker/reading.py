@@ -1,20 +1,16 @@
-"""Values that are read in place, where the server wrote them: those of single keys, and those of groups of keys."""
+"""Values that are read in place, where the server wrote them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.worker.entry import KeptSlice, KeyEntry, cut, memory_of
-from dmltrain.kvstore.worker.links.link_groups import GroupDestination, WorkerGroup
-from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
-from dmltrain.kvstore.worker.links.server_link import ServerLink
-from dmltrain.kvstore.worker.links.worker_slice import Destination, WorkerSlice
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 
 def read_only(array: Array) -> Array:
@@ -44,12 +40,12 @@ def joined(kept: list[tuple[Array, int] | None], entry: KeyEntry, ways: list[Way
 
 @dataclass(eq=False, slots=True)
 class Reading:
-    """A pull of one key whose values are read in place, where the server wrote them."""
+    """A pull of one key, or flat key, whose values are read in place, where the server wrote them."""
 
     entry: KeyEntry
     ways: list[Way]
     handle: Handle
-    position: int  # among the handle's values
+    places: dict[int, slice]  # of the key's elements, by position among the handle's values; several for a flat key
     slots: list[tuple[Array, int] | None]  # value and offset of each slice
 
     def keep(self, slice_: WorkerSlice, value: Array, offset: int) -> None:
@@ -58,51 +54,7 @@ class Reading:
         self.entry.kept.append(KeptSlice(self.ways[slice_.range.index], offset))
 
     def finish(self) -> None:
-        """All slices have arrived: set the handle's value."""
-        self.handle.values[self.position] = joined(self.slots, self.entry, self.ways)
-
-
-@dataclass(eq=False, slots=True)
-class KeptGroup:
-    """A group's value, by its number; `keys` of its keys still need it."""
-
-    link: ServerLink
-    group: WorkerGroup
-    number: int
-    keys: int
-
-    def let_go(self, outgoing: Outgoing) -> None:
-        """One key fewer reads this value. The last one releases it."""
-        self.keys -= 1
-        if not self.keys:
-            outgoing.add_read_together(self.link, (self.group, self.number))
-
-
-@dataclass(eq=False)
-class GroupReading(GroupDestination):
-    """A pull with READ: `positions` are those of the keys `entries` among the handle's values."""
-
-    link: ServerLink = field(kw_only=True)
-    entries: Sequence[KeyEntry] = field(kw_only=True)
-    positions: Sequence[int] = field(kw_only=True)
-
-    def targets(self) -> list[Array]:
-        return [memory_of(entry) for entry in self.entries]
-
-    def read(self, values: list[Array], number: int) -> bool:
-        kept, results = KeptGroup(self.link, self.group, number, len(self.entries)), self.handle.values
-        for entry, position, value in zip(self.entries, self.positions, values, strict=True):
-            results[position] = value
-            entry.kept.append(kept)
-        return True
-
-    def received(self) -> None:
-        for entry, position in zip(self.entries, self.positions, strict=True):
-            self.handle.values[position] = read_only(memory_of(entry))
-
-    def alone(self, place: int) -> Destination:
-        entry = self.entries[place]
-        reading = Reading(entry, entry.ways, self.handle, self.positions[place], [None])
-        self.handle.then(reading.finish)
-        target = memory_of(entry)
-        return Destination(self.group.slices[place], target, self.handle, reading.keep, self.asked, self.handled)
+        """All slices have arrived: set the handle's values."""
+        value = joined(self.slots, self.entry, self.ways)
+        for position, place in self.places.items():
+            self.handle.values[position] = value[place]

@@ -40,7 +40,7 @@ class DistKVStore(KVStore):
 
     present = False  # whether this process has one already: at most one, because a process has one rank
     sums_in_host = True  # whether a relay may sum inside a host, if the kvstore's type permits it
-    groups = True  # whether keys may be pushed and pulled in groups, with one frame
+    flat_keys = True  # whether keys may be pushed and pulled as one
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
@@ -64,7 +64,7 @@ class DistKVStore(KVStore):
             self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds, apart, self.keeps_gradients
         )
         synchronous = self.kvstore_type.synchronous
-        self._transfers = Transfers(self._member, self._entries, sharing.arena, synchronous, seconds, self.groups)
+        self._transfers = Transfers(self._member, self._entries, sharing.arena, synchronous, seconds, self.flat_keys)
         self._gathering = Gathering(self._member, self._entries, self._transfers, self.rank)
         self._broadcast = Broadcast(self._member, self._entries, self._transfers.pull, self.rank, seconds)
         self._states = States(

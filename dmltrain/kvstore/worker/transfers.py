@@ -14,26 +14,25 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore import flat
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
-from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip, Waits, split
-from dmltrain.kvstore.worker.calls import Call, Calls, GroupedKeys
+from dmltrain.kvstore.worker.calls import Call, Calls, Item
 from dmltrain.kvstore.worker.entry import KeyEntry, cut, memory_of
 from dmltrain.kvstore.worker.keys import KeyEntries
-from dmltrain.kvstore.worker.links.link_groups import GroupDestination, WorkerGroup
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
-from dmltrain.kvstore.worker.links.worker_slice import Destination
+from dmltrain.kvstore.worker.links.worker_slice import Destination, Parts
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.reading import GroupReading, Reading
+from dmltrain.kvstore.worker.reading import Reading
 
 _NOTHING = np.empty(0)  # in place of a value that has not come
 
 
 class Transfers:
-    """`synchronous`: pulls of weights wait for the round of their push; if so, keys may travel in `groups`. `arena`:
+    """`synchronous`: pulls of weights wait for the round of their push; if so, keys may travel in `flat_keys`. `arena`:
     memory shared with this host."""
 
     def __init__(
@@ -43,47 +42,44 @@ class Transfers:
         arena: Arena | None,
         synchronous: bool,
         wait_seconds: float,
-        groups: bool = True,
+        flat_keys: bool = True,
     ) -> None:
-        """`groups`: push and pull several keys with one frame where possible."""
+        """`flat_keys`: push and pull several keys as one where possible."""
         self.waits = Waits()
         self._member, self._routes, self._entries = member, member.routes, entries
-        self._calls = Calls(entries, synchronous and groups)
+        self._calls = Calls(entries, synchronous and flat_keys)
         self._arena, self._synchronous, self._wait_seconds = arena, synchronous, wait_seconds
 
     def push(self, key: Keys, value: Any, priority: int, rate: float) -> None:
         keys, values = keys_and_values(key, value)
-        self._push(self._calls.find(keys), values, priority, rate)
+        call = self._calls.find(keys)
+        self._push(call, call.items(), values, priority, rate)
 
     def pull(self, key: Keys, out: Any, priority: int) -> Handle:
         keys, targets = _targets(key, out)
         call, outgoing = self._calls.find(keys), Outgoing()
-        handle = self._handle(call, out)
-        alone = list(call.alone)
-        for grouped in call.grouped:
-            group = None if any([entry.unpushed for entry in grouped.entries]) else grouped.group()
-            if group is None:
-                alone += grouped.positions
-                continue
-            clock = grouped.entries[0].clock
-            self._expect_group(call, grouped, group, targets, handle, clock)
-            lowest = min([priority, *[entry.priority for entry in grouped.entries]])
-            outgoing.add(grouped.link, grouped.link.groups.pull(group, clock, lowest))
-        for position in sorted(alone):
-            name, entry = call.names[position], call.entries[position]
-            ways = self._routes.direct(entry.slices) if entry.unpushed else entry.ways
-            self._expect(name, entry, ways, targets[position], handle, entry.clock, position)
+        items = [(item, self._ways(item)) for item in call.items(pulls=True)]
+        handle = self._handle(call, out, sum([len(ways) for _, ways in items]))
+        for item, ways in items:
+            clock = item.keys[0].clock
+            self._expect(call, item, ways, targets, handle, clock)
+            lowest = min([priority, *[key.priority for key in item.keys]])
             for link, slice_ in ways:
-                outgoing.add(link, link.pull(slice_, entry.clock, min(priority, entry.priority)))
+                outgoing.add(link, link.pull(slice_, clock, lowest))
         outgoing.send(self._routes.links)
         return self._member.watched(handle)
+
+    def _ways(self, item: Item) -> list[Way]:
+        """How an item's values are pulled: a weight that was never pushed is at its servers only."""
+        return self._routes.direct(item.entry.slices) if not item.is_flat and item.entry.unpushed else item.entry.ways
 
     def pushpull(self, key: Keys, value: Any, out: Any, priority: int, rate: float) -> Handle:
         keys, values = keys_and_values(key, value)
         _, targets = _targets(key, value if out is None else out)
         call = self._calls.find(keys)
-        handle = self._handle(call, out)
-        self._push(call, values, priority, rate, targets, handle)
+        items = call.items()
+        handle = self._handle(call, out, sum([len(item.entry.ways) for item in items]))
+        self._push(call, items, values, priority, rate, targets, handle)
         return self._member.watched(handle)
 
     def all_reduce(self, name: str, values: Array) -> None:
@@ -100,7 +96,9 @@ class Transfers:
             self._member.flush()
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
-        return [self._buffer(self._entries.find(name)) for name in keys]
+        entries = [self._entries.find(name) for name in keys]
+        self._lay_out([entry for entry in dict.fromkeys(entries) if entry.buffer is None and len(entry.ways) == 1])
+        return [self._buffer(entry) for entry in entries]
 
     def memory(self, key: Key) -> Array:
         """Flat memory (elements,) from which the key can be pushed without a copy; each call gives another."""
@@ -119,7 +117,7 @@ class Transfers:
 
     def change(self, synchronous: bool) -> None:
         """The kvstore has changed between two steps. From now on each key travels alone."""
-        self._synchronous, self._calls.groups = synchronous, False
+        self._synchronous, self._calls.flat_keys = synchronous, False
         self._calls.forget()
 
     def begin(self, op: int) -> None:
@@ -130,7 +128,7 @@ class Transfers:
     def enter(self, view: int, base: int) -> None:
         """Enter this view, which begins after op `base`. Earlier requests and pulls are forgotten. Changes of residuals
         by later ops are taken back. The clocks of weights begin again. All other keys must be declared again. Call this
-        on the thread that pushes; not with groups."""
+        on the thread that pushes; not with flat keys."""
         for link in self._routes.links:
             link.enter(view)
         for undo in self._entries.undos:
@@ -149,15 +147,31 @@ class Transfers:
     def _memory(self, entry: KeyEntry) -> tuple[int | None, Array]:
         """Memory to push the key from, and its offset if it is shared with a server."""
         size = entry.size * entry.dtype.itemsize
-        shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
-        taken = self._arena.take(size) if self._arena and shared else None
-        offset, memory = taken if taken else (None, np.empty(size, np.uint8))
+        shared = any(link.link.own_arena for link, _ in entry.ways)
+        offset, memory = self._take(size, shared)
         return offset, memory.view(entry.dtype)
 
-    def _handle(self, call: Call, out: Any) -> Handle:
+    def _take(self, size: int, shared: bool) -> tuple[int | None, Array]:
+        taken = self._arena.take(size) if self._arena and shared else None
+        return taken if taken else (None, np.zeros(size, np.uint8))
+
+    def _lay_out(self, entries: Sequence[KeyEntry]) -> None:
+        """Memory for keys with one slice each, which all lie in it as in a flat key if they are on one server."""
+        together: dict[tuple[Any, Any], list[KeyEntry]] = {}
+        for entry in entries:
+            together.setdefault((entry.ways[0].link, entry.dtype), []).append(entry)
+        for (link, dtype), keys in together.items():
+            places = flat.layout([key.size for key in keys], dtype.itemsize)
+            offset, memory = self._take(places[-1].stop * dtype.itemsize, link.link.own_arena is not None)
+            block = memory.view(dtype)
+            for key, place in zip(keys, places, strict=True):
+                key.block, key.place, key.buffer = block, place.start, block[place]
+                key.offset = None if offset is None else offset + place.start * dtype.itemsize
+
+    def _handle(self, call: Call, out: Any, slices: int) -> Handle:
         # Longer than the servers' limit: they report first, with a message that names the late workers.
         seconds = self._wait_seconds + 10.0
-        handle = Handle(call.slices, f"pull of {_names(call.names)}", seconds, self._count_wait)
+        handle = Handle(slices, f"pull of {_names(call.names)}", seconds, self._count_wait)
         if out is READ:
             handle.values = [_NOTHING] * len(call.names)
         return handle
@@ -173,100 +187,55 @@ class Transfers:
     def _push(
         self,
         call: Call,
+        items: Sequence[Item],
         values: Sequence[Any],
         priority: int,
         rate: float,
         targets: Sequence[Any] = (),
         handle: Handle | None = None,
     ) -> None:
-        """Push all keys of a call; with `handle` also receive their values into `targets`."""
-        outgoing, alone = Outgoing(), list(call.alone)
+        """Push all keys of a call, as `items`; with `handle` also receive their values into `targets`."""
+        outgoing, flags = Outgoing(), Flag.PULL if handle else 0
         arrays = [_flat(name, entry, item) for name, entry, item in zip(call.names, call.entries, values, strict=True)]
-        flags = Flag.PULL if handle else 0
-        for grouped in call.grouped:
-            group = grouped.group()
-            if group is None:
-                alone += grouped.positions
-                continue
-            now = self._advance(grouped.entries, priority, outgoing)
-            clock = grouped.entries[0].clock
+        for item in items:
+            entry, (data, offset) = item.entry, item.data(arrays)
+            self._advance(item, priority, outgoing)
             if handle:
-                self._expect_group(call, grouped, group, targets, handle, clock)
-            group_arrays = [arrays[position] for position in grouped.positions]
-            places, groups = self._places(grouped, group_arrays), grouped.link.groups
-            outgoing.add(grouped.link, groups.push(group, group_arrays, clock, rate, priority, flags, now, places))
-        for position in sorted(alone):
-            entry, array = call.entries[position], arrays[position]
-            self._advance([entry], priority, outgoing)
-            if handle:
-                self._expect(call.names[position], entry, entry.ways, targets[position], handle, entry.clock, position)
-            known = entry.offset if array is entry.buffer else None
+                self._expect(call, item, entry.ways, targets, handle, entry.clock)
             for link, slice_ in entry.ways:
-                place = None if known is None else known + slice_.range.start * entry.dtype.itemsize
-                part = cut(array, slice_)
+                place = None if offset is None else offset + slice_.range.start * entry.dtype.itemsize
+                part = cut(data, slice_) if isinstance(data, np.ndarray) else data
                 outgoing.add(link, link.push(slice_, part, entry.clock, rate, priority, flags, entry.pushed, place))
         outgoing.send(self._routes.links)
 
-    def _advance(self, entries: Sequence[KeyEntry], priority: int, outgoing: Outgoing) -> float:
-        """Begin the next clock of these keys; returns the time, time.perf_counter."""
-        now = time.perf_counter()
-        for entry in entries:
-            entry.clock, entry.priority, entry.unpushed, entry.pushed = entry.clock + 1, priority, False, now
+    def _advance(self, item: Item, priority: int, outgoing: Outgoing) -> None:
+        """Begin the next clock of the keys."""
+        now, clock = time.perf_counter(), item.keys[0].clock + 1
+        for entry in [item.entry, *item.keys] if item.is_flat else item.keys:
+            entry.clock, entry.priority, entry.unpushed, entry.pushed = clock, priority, False, now
             if entry.kept:
                 _let_go(entry, outgoing)
-        return now
-
-    def _places(self, grouped: GroupedKeys, arrays: Sequence[Array]) -> bytes:
-        """The payload of the arrays' offsets in this worker's arena; empty if some are elsewhere."""
-        arena = grouped.link.link.own_arena
-        if arena is None:
-            return b""
-        if all([array is entry.buffer for array, entry in zip(arrays, grouped.entries, strict=True)]):
-            if not grouped.places and all([entry.offset is not None for entry in grouped.entries]):
-                grouped.places = wire.offsets([entry.offset or 0 for entry in grouped.entries])
-            return grouped.places
-        places = [arena.offset_of(array) if array.size else 0 for array in arrays]
-        known = [place for place in places if place is not None]
-        return wire.offsets(known) if len(known) == len(places) else b""
-
-    def _expect_group(
-        self,
-        call: Call,
-        grouped: GroupedKeys,
-        group: WorkerGroup,
-        targets: Sequence[Any],
-        handle: Handle,
-        clock: int,
-    ) -> None:
-        """Receive the group's values at `clock` into the targets of its keys."""
-        entries, positions = grouped.entries, grouped.positions
-        asked = self._began(entries[0])
-        if targets[positions[0]] is READ:
-            destination: GroupDestination = GroupReading(
-                group, clock, handle, asked, [], link=grouped.link, entries=entries, positions=positions
-            )
-        else:
-            arrays = [
-                _destination(call.names[position], entry, targets[position], handle)
-                for position, entry in zip(positions, entries, strict=True)
-            ]
-            destination = GroupDestination(group, clock, handle, asked, arrays)
-        grouped.link.groups.expect(destination)
 
     def _expect(
-        self, name: Key, entry: KeyEntry, ways: list[Way], target: Any, handle: Handle, clock: int, position: int
+        self, call: Call, item: Item, ways: list[Way], targets: Sequence[Any], handle: Handle, clock: int
     ) -> None:
-        """Receive the key's values at `clock` into `target`; `position` is that of the key in the call."""
-        if target is READ:
-            return self._expect_reading(entry, ways, handle, clock, position)
-        destination, asked = _destination(name, entry, target, handle), self._began(entry)
+        """Receive the values at `clock` into the targets of the item's keys."""
+        if targets[item.positions[0]] is READ:
+            return self._expect_reading(item, ways, handle, clock)
+        asked = self._began(item.keys[0])
+        arrays: Parts = [
+            _destination(call.names[position], entry, targets[position], handle)
+            for position, entry in zip(item.positions, item.keys, strict=True)
+        ]
         for link, slice_ in ways:
-            link.expect(Destination(slice_, cut(destination, slice_), handle, asked=asked), clock)
+            target = arrays if item.is_flat else cut(arrays[0], slice_)
+            link.expect(Destination(slice_, target, handle, asked=asked), clock)
 
-    def _expect_reading(self, entry: KeyEntry, ways: list[Way], handle: Handle, clock: int, position: int) -> None:
-        """Read the key's values in place where possible: see reading.joined."""
-        reading = Reading(entry, ways, handle, position, [None] * len(ways))
-        memory, asked = memory_of(entry), self._began(entry)
+    def _expect_reading(self, item: Item, ways: list[Way], handle: Handle, clock: int) -> None:
+        """Read the values in place where possible: see reading.joined."""
+        entry, asked = item.entry, self._began(item.keys[0])
+        reading = Reading(entry, ways, handle, item.places, [None] * len(ways))
+        memory = memory_of(entry)
         for way in ways:
             way.link.expect(Destination(way.slice, cut(memory, way.slice), handle, reading.keep, asked), clock)
         handle.then(reading.finish)
@@ -282,8 +251,8 @@ def _targets(key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
 def _let_go(entry: KeyEntry, outgoing: Outgoing) -> None:
     """Release the key's values that were read in place."""
     kept, entry.kept = entry.kept, []
-    for value in kept:
-        value.let_go(outgoing)
+    for way, offset in kept:
+        outgoing.add_read(way.link, (way.slice, offset))
 
 
 def _copy(array: Array, destination: Array) -> None:

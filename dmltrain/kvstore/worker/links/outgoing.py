@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmltrain.kvstore.transport.outbox import Frame
-from dmltrain.kvstore.worker.links.link_groups import WorkerGroup
 from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
@@ -20,7 +19,6 @@ class Outgoing:
 
     _frames: dict[ServerLink, list[Frame]] = field(default_factory=lambda: defaultdict(list))
     _read: dict[ServerLink, list[tuple[WorkerSlice, int]]] = field(default_factory=lambda: defaultdict(list))
-    _read_together: dict[ServerLink, list[tuple[WorkerGroup, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, server: ServerLink, frame: Frame) -> None:
         self._frames[server].append(frame)
@@ -29,17 +27,11 @@ class Outgoing:
         """Release a slice's value at an offset of the server's memory."""
         self._read[server].append(read)
 
-    def add_read_together(self, server: ServerLink, read: tuple[WorkerGroup, int]) -> None:
-        """Release a group's value by its number."""
-        self._read_together[server].append(read)
-
     def send(self, servers: Sequence[ServerLink]) -> None:
         """Send the frames of these servers, in the order of `servers`."""
         for server in servers:
             frames = self._frames[server]
             if self._read[server]:
                 frames.insert(0, server.release(self._read[server]))
-            if self._read_together[server]:
-                frames.insert(0, server.groups.release(self._read_together[server]))
             if frames:
                 server.outbox.put_all(frames)

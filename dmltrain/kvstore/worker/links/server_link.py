@@ -28,15 +28,19 @@ from dmltrain.kvstore.transport.message import Error, Leave
 from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.waiting import Trip
-from dmltrain.kvstore.worker.links.link_groups import LinkGroups
 from dmltrain.kvstore.worker.links.worker_slice import (
     FIRST,
     Destination,
+    Parts,
     Traffic,
     WorkerSlice,
     as_bytes,
     bounded,
+    gather,
     moment,
+    scatter,
+    to_fill,
+    to_send,
 )
 
 
@@ -64,15 +68,13 @@ class ServerLink:
     retired: bool = False  # the job goes on without this server
     echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
     outbox: Outbox = field(init=False)
-    groups: LinkGroups = field(init=False)
     _pulls: dict[tuple[int, int, int], list[Destination]] = field(default_factory=dict)
     _requests: deque[Request] = field(default_factory=deque)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards view, _pulls, _requests, groups and traffic
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards view, _pulls, _requests and traffic
     _coding: threading.Lock = field(default_factory=threading.Lock)  # held while pushes are prepared
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.link, f"to {self.name}")
-        self.groups = LinkGroups(self.link, self.outbox, self.traffic, self._lock, self._pulls)
         threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class ServerLink:
     def push(
         self,
         slice_: WorkerSlice,
-        data: Array,
+        data: Array | Parts,
         clock: int,
         rate: float,
         priority: int,
@@ -91,13 +93,13 @@ class ServerLink:
         """The PUSH frame of one slice's gradient `data` (length,), which must not change until its value has arrived.
         `ready`: when the gradient was ready, time.perf_counter; `offset`: of `data` in the arena, if known."""
         arena = self.link.own_arena
-        if arena is None or slice_.codec or not data.size:
+        if arena is None or slice_.codec or not slice_.nbytes:
             offset = None
-        elif offset is None:
+        elif offset is None and isinstance(data, np.ndarray):
             offset = arena.offset_of(data)
         if offset is None:
             return self._push_later(slice_, data, clock, rate, priority, flags, ready)
-        self._count_shared(data.nbytes)
+        self._count_shared(slice_.nbytes)
         header = Header(
             FrameKind.PUSH,
             slice_.push_bytes,
@@ -115,7 +117,7 @@ class ServerLink:
         return Frame(header.pack(), None, priority, droppable=True)
 
     def _push_later(
-        self, slice_: WorkerSlice, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
+        self, slice_: WorkerSlice, data: Array | Parts, clock: int, rate: float, priority: int, flags: int, ready: float
     ) -> Frame:
         """The frame of a gradient that the sending thread must copy, encode or send."""
         view = self.view  # now, because the frame may be sent when this link has entered a later view
@@ -143,13 +145,13 @@ class ServerLink:
         return Frame(
             b"",
             priority=priority,
-            prepare=lambda: (header(), as_bytes(data)),
-            prepared_bytes=wire.HEADER_SIZE + data.nbytes,
+            prepare=lambda: (header(), to_send(data)),
+            prepared_bytes=wire.HEADER_SIZE + slice_.nbytes,
             droppable=True,
         )
 
     def _prepared(
-        self, slice_: WorkerSlice, data: Array, last: int, op: int, header: Callable[..., bytes], flags: int
+        self, slice_: WorkerSlice, data: Array | Parts, last: int, op: int, header: Callable[..., bytes], flags: int
     ) -> tuple[bytes, memoryview | None]:
         """On the sending thread: copy a push of this `op` and `moment` into shared memory, or encode it. Raises Closed
         if the server is lost: its slices have other links then, which may use the same memory."""
@@ -162,18 +164,19 @@ class ServerLink:
         return frame
 
     def _put(
-        self, slice_: WorkerSlice, data: Array, last: int, op: int, header: Callable[..., bytes], flags: int
+        self, slice_: WorkerSlice, data: Array | Parts, last: int, op: int, header: Callable[..., bytes], flags: int
     ) -> tuple[bytes, memoryview | None]:
         arena = self.link.own_arena
         free = arena is None or slice_.loaned <= slice_.returned
         if slice_.sending is None:
             taken = arena.take(slice_.push_bytes) if arena else None
-            slice_.sending = taken[1] if taken else np.empty(slice_.push_bytes, np.uint8)
-        memory = slice_.sending if free else np.empty(slice_.push_bytes, np.uint8)
+            slice_.sending = taken[1] if taken else np.zeros(slice_.push_bytes, np.uint8)
+        memory = slice_.sending if free else np.zeros(slice_.push_bytes, np.uint8)
         if slice_.codec:
+            assert isinstance(data, np.ndarray)
             self._encode(slice_, slice_.codec, data, memory, last, op)
         else:
-            np.copyto(memory.view(data.dtype), data)
+            gather(data, memory.view(slice_.dtype))
         offset = arena.offset_of(memory) if arena is not None and memory.size else None
         if offset is None:
             return header(), as_bytes(memory)
@@ -207,6 +210,11 @@ class ServerLink:
             FrameKind.PULL, 0, self.view, slice_.range.key, slice_.range.index, clock, priority=bounded(priority)
         )
         return Frame(header.pack(), None, priority, droppable=True)
+
+    def declare_flat(self, number: int, keys: Sequence[int]) -> None:
+        """Declare a flat key of these keys, which have one slice each."""
+        payload = wire.flat(keys)
+        self.outbox.put_all([Frame(Header(FrameKind.FLAT, len(payload), key=number).pack() + payload, None, FIRST)])
 
     def release(self, read: Sequence[tuple[WorkerSlice, int]]) -> Frame:
         """The RELEASE frame for values that have been read: slices and their offsets in the server's memory."""
@@ -260,8 +268,8 @@ class ServerLink:
 
     def enter(self, view: int) -> None:
         """From now on frames belong to this view. Drop frames of earlier views that wait to be sent, and forget all
-        requests and pulls. Groups must not be in use. The clocks of slices begin again, so call this on the thread that
-        pushes."""
+        requests and pulls. Flat keys must not be in use. The clocks of slices begin again, so call this on the thread
+        that pushes."""
         with self._coding, self._lock:
             self.view = view
             self._interrupt([request.handle for request in self._requests])
@@ -298,7 +306,6 @@ class ServerLink:
                     destination.handle.fail(reason)
             for request in self._requests:
                 request.handle.fail(reason)
-            self.groups.fail(reason)
         self.link.cut()
 
     def _receive(self) -> None:
@@ -319,8 +326,6 @@ class ServerLink:
     def _take(self, header: Header) -> None:
         if header.kind == FrameKind.VALUE:
             self._take_value(header)
-        elif header.kind == FrameKind.VALUE_GROUP:
-            self.groups.receive(header)
         elif header.kind == FrameKind.PROBE and self.echoed:
             self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
         elif header.kind == FrameKind.ERROR:
@@ -353,7 +358,11 @@ class ServerLink:
         `enter`."""
         if header.view < self.view:
             return None, False
-        destination = self.groups.take_alone(header.key, header.slice, header.clock)
+        id = header.key, header.slice, header.clock
+        waiting = self._pulls[id]
+        destination = waiting.pop(0)
+        if not waiting:
+            del self._pulls[id]
         self._count(header)
         slice_ = destination.slice
         coded = slice_.result_codec is not None and header.dtype == slice_.result_codec.number
@@ -386,21 +395,21 @@ class ServerLink:
         elif coded:
             self._receive_coded(destination)
         elif header.length:
-            self.link.read_into(as_bytes(destination.target))
+            self.link.read_parts(to_fill(destination.target))
 
     def _copy_shared(self, header: Header, destination: Destination, coded: bool) -> None:
         data, since = self._shared(header), time.perf_counter()
         if coded:
-            assert destination.slice.result_codec is not None
+            assert destination.slice.result_codec is not None and isinstance(destination.target, np.ndarray)
             destination.slice.result_codec.decode(data, destination.target)
         else:
-            np.copyto(destination.target, data.view(destination.slice.dtype))
+            scatter(data.view(destination.slice.dtype), destination.target)
         self.traffic.landed += time.perf_counter() - since
         self.outbox.put_all([self.release([(destination.slice, header.offset)])])
 
     def _receive_coded(self, destination: Destination) -> None:
         slice_ = destination.slice
-        assert slice_.result_codec is not None
+        assert slice_.result_codec is not None and isinstance(destination.target, np.ndarray)
         if slice_.receiving is None:
             slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
         self.link.read_into(as_bytes(slice_.receiving))

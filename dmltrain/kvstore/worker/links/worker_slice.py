@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dmltrain.base.arrays import Array
+from dmltrain.kvstore import flat
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.shared_memory import ALIGNMENT
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
+
+Parts = Sequence[Array]  # the keys of a flat key: flat arrays that lie anywhere
+_ZEROS = memoryview(bytes(ALIGNMENT))  # between two keys
 
 FIRST = 1 << 30  # the highest priority of a frame
 CLOCK_BITS = 48  # of a moment
@@ -51,10 +56,11 @@ class WorkerSlice:
 
 @dataclass(eq=False, slots=True)
 class Destination:
-    """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place."""
+    """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place. The target of
+    a flat key may be Parts."""
 
     slice: WorkerSlice
-    target: Array
+    target: Array | Parts
     handle: Handle
     keep: Callable[[WorkerSlice, Array, int], None] | None = None  # takes the read-only value, which it must release
     asked: float = 0.0  # when it was pushed (or pulled, if each push is a step), time.perf_counter
@@ -91,3 +97,40 @@ def bounded(priority: int) -> int:
 def as_bytes(array: Array) -> memoryview:
     """A flat array's memory."""
     return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]
+
+
+def to_send(data: Array | Parts) -> memoryview | list[memoryview]:
+    """The memory of a push."""
+    return as_bytes(data) if isinstance(data, np.ndarray) else _spread(data, lambda size: _ZEROS[:size])
+
+
+def to_fill(target: Array | Parts) -> list[memoryview]:
+    """The memory that a value is received into."""
+    if isinstance(target, np.ndarray):
+        return [as_bytes(target)]
+    return _spread(target, lambda size: memoryview(bytearray(size)))
+
+
+def gather(data: Array | Parts, memory: Array) -> None:
+    """Copy a push into `memory`, of its type, which is all zeros between the keys of a flat key."""
+    for part, place in _placed(data, memory):
+        np.copyto(place, part)
+
+
+def scatter(value: Array, target: Array | Parts) -> None:
+    """Copy a value to its target."""
+    for part, place in _placed(target, value):
+        np.copyto(part, place)
+
+
+def _placed(data: Array | Parts, whole: Array) -> Iterator[tuple[Array, Array]]:
+    if isinstance(data, np.ndarray):
+        yield data, whole
+        return
+    for part, place in zip(data, flat.layout([part.size for part in data], whole.itemsize), strict=True):
+        yield part, whole[place]
+
+
+def _spread(parts: Parts, between: Callable[[int], memoryview]) -> list[memoryview]:
+    views = [view for part in parts for view in (as_bytes(part), between(-part.nbytes % ALIGNMENT))]
+    return [view for view in views[:-1] if view.nbytes]

@@ -1,4 +1,4 @@
-"""Groups of slices against the same pushes and pulls one by one, in thousands of random orders."""
+"""Flat slices against the same pushes and pulls one by one, in thousands of random orders."""
 
 import random
 from collections import Counter
@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dmltrain.kvstore import flat
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.server.lockstep import GROUP, Lockstep
+from dmltrain.kvstore.server.flat import FlatSlice
 from dmltrain.kvstore.server.slice import Work
-from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.kvstore import carrying_out
 from tests.kvstore.made import plain_sgd
@@ -17,7 +17,7 @@ from tests.kvstore.test_server_views import Arena
 from tests.tiers import seed_ranges
 
 NONE = {"type": "none"}
-DTYPES = {"float32": np.float32, "float64": np.float64}
+DTYPES = ("float32", "float64")
 
 
 class Memory:
@@ -37,16 +37,15 @@ class Memory:
 
 
 class Schedule:
-    """Two cores get the same pushes and pulls: `core` also in groups, `twin` one by one, with its work done at once."""
+    """Two cores get the same pushes and pulls: `core` also as flat keys, `twin` one by one, its work done at once."""
 
     def __init__(self, seed):
         self.random = its = random.Random(seed)
         self.workers = its.choice([1, 2, 2, 2, 3])
         self.sizes = [its.choice([0, 1, 3, 5]) for _ in range(its.randint(2, 4))]
-        self.types = [its.choice(["float32", "float32", "float64"]) for _ in self.sizes]
+        self.type, self.keys = its.choice(DTYPES), range(len(self.sizes))
         mean, self.steps = its.random() < 0.3, its.random() < 0.3
-        pairs = enumerate(zip(self.sizes, self.types, strict=True))
-        keys = tuple(DeclaredKey(n, f"k{n}", dtype, True, NONE, ((0, size),), mean) for n, (size, dtype) in pairs)
+        keys = [DeclaredKey(n, f"k{n}", self.type, True, NONE, ((0, self.sizes[n]),), mean) for n in self.keys]
         every = range(self.workers)
         alone, two = [(worker,) for worker in every], [tuple(every[::2]), tuple(every[1::2])]
         hosts = its.choice([alone, [tuple(every)], two[: self.workers]])
@@ -54,11 +53,12 @@ class Schedule:
         for core in (self.core, self.twin):
             core.on_hosts(hosts)
             for worker in every:
-                core.declare(worker, Declare("dist_sync", 0.0, keys))
+                core.declare(worker, Declare("dist_sync", 0.0, tuple(keys)))
+            for number, size in enumerate(self.sizes):
+                core.initialise(0, number, 0, np.full(size, number))
             if self.steps:
                 core.optimize({"name": "sgd"})
         self.clocks = [[0] * len(keys) for _ in every]
-        self.numbers = [{} for _ in every]
         self.memories = [Memory() for _ in every]
         self.receiving = [None] * self.workers
         self.works, self.unread = [], []
@@ -93,23 +93,31 @@ class Schedule:
             self.release()
         self.compare()
         assert self.found == self.expected
-        for slice_ in self.core.slices().values():
-            slice_.leave_group()
-            assert not slice_.loose
         every = [each for slice_ in self.core.slices().values() for each in (slice_.value, *slice_.spare["value"])]
-        assert not any(each.readers for each in every)
-        assert len({id(each) for each in every}) == len(every) == len(self.core.allocate.offsets), "no buffer is lost"
+        assert not any(each.readers for each in every) and not self.core.flats.together
+        free = [place for places in self.core._memory._free.values() for place, _ in places]
+        places = [each.offset for each in every] + free
+        assert len(set(places)) == len(places)
+        assert 0 in self.sizes or len(places) == len(self.core.allocate.offsets), "no buffer is lost"
 
     def push(self):
         worker = self.random.randrange(self.workers)
         if self.receiving[worker]:
             return
-        keys = self.habit if self.random.random() < self.habitual else self.some_keys()
+        keys = self.usual(worker)
         if max(self.clocks[worker][key] - min(clock[key] for clock in self.clocks) for key in keys) > self.ahead:
             return
         self.begin(worker, keys, self.random.random() < 0.8)
         if self.random.random() < 0.7:
             self.arrive(worker)
+
+    def usual(self, worker):
+        """What the worker pushes next: mostly its habit, or those keys of it that are behind the others."""
+        if self.random.random() > self.habitual:
+            return self.some_keys()
+        clocks = [self.clocks[worker][key] for key in self.habit]
+        behind = [key for key, clock in zip(self.habit, clocks, strict=True) if clock < max(clocks)]
+        return tuple(behind) or self.habit
 
     def some_keys(self):
         return tuple(self.random.sample(range(len(self.sizes)), self.random.randint(1, len(self.sizes))))
@@ -119,96 +127,93 @@ class Schedule:
 
     def begin(self, worker, keys, pulls):
         """The first bytes of a push have come: where they are received, or lie."""
-        together = len(keys) > 1 and self.random.random() < self.habitual
         values = []
         for key in keys:
             self.clocks[worker][key] += 1
-            made = np.random.default_rng([worker, key, self.clocks[worker][key]]).standard_normal(self.sizes[key])
-            values.append(made.astype(DTYPES[self.types[key]]))
-        if not together:
+            values.append(self.gradient(worker, key))
+        number = self.flat(worker, keys)
+        if number is None:
             each = zip(keys, values, strict=True)
-            self.receiving[worker] = [(self.place(worker, key, value), (key,), pulls, False) for key, value in each]
+            self.receiving[worker] = [(self.place(worker, key, value), key, (key,), pulls) for key, value in each]
             return
-        number, clock = self.group(worker, keys), self.clocks[worker][keys[0]]
-        if self.random.random() < 0.5:
-            memory = self.memories[worker]
-            payload = wire.offsets([memory.keep(value) for value in values])
-            data = self.core.groups.lend(worker, number, payload, memory.view)
-        else:
-            nbytes = sum(value.nbytes for value in values)
-            data = self.core.groups.buffer(worker, number, nbytes, clock, lambda size: np.empty(size, np.uint8))
-            for array, value in zip(data.arrays, values, strict=True):
-                array[:] = value
-        self.receiving[worker] = [(data, keys, pulls, True)]
+        places = flat.layout([value.size for value in values], np.dtype(self.type).itemsize)
+        whole = np.zeros(places[-1].stop, self.type)
+        for value, place in zip(values, places, strict=True):
+            whole[place] = value
+        self.receiving[worker] = [(self.place(worker, number, whole), number, keys, pulls)]
+
+    def gradient(self, worker, key):
+        made = np.random.default_rng([worker, key, self.clocks[worker][key]])
+        return made.standard_normal(self.sizes[key]).astype(self.type)
 
     def place(self, worker, key, value):
-        self.seen["dissolved"] += self.core.slices()[key, 0].lockstep is not None
-        clock, push = self.clocks[worker][key], (worker, key, 0, value.nbytes, int(value.dtype == np.float64))
+        number = DTYPES.index(self.type)
         if self.random.random() < 0.5:
-            return self.core.lend(worker, key, 0, value.view(np.uint8), push[-1])
-        memory = self.core.completing_buffer(*push, clock, lambda size: np.empty(size, np.uint8))
+            memory = self.memories[worker]
+            return self.core.lend(worker, key, 0, memory.view(memory.keep(value), value.nbytes), number)
+        push, (first, _) = (worker, key, 0, value.nbytes, number), self.core._find(key, 0).named(key, 0)
+        memory = self.core.completing_buffer(*push, self.clocks[worker][first], lambda size: np.empty(size, np.uint8))
         data = memory or self.core.buffer(*push)
         data.array[:] = value
         return data
 
-    def group(self, worker, keys):
-        clocks = [self.clocks[worker][key] for key in keys]
-        content = tuple((key, 0, clock - clocks[0]) for key, clock in zip(keys, clocks, strict=True))
-        numbers = self.numbers[worker]
-        if content not in numbers:
-            numbers[content] = len(numbers)
-            self.core.groups.declare(worker, numbers[content], wire.parse_group(wire.group(content)))
-        return numbers[content]
+    def flat(self, worker, keys):
+        """The number of their flat key, if they can be pushed or pulled as one, and mostly are."""
+        clocks = {self.clocks[worker][key] for key in keys}
+        if len(keys) == 1 or len(clocks) > 1 or self.random.random() > self.habitual:
+            return None
+        self.core.flats.declare(worker, flat.number(keys), keys)
+        return flat.number(keys)
 
     def arrive(self, worker):
         """A push has been received."""
         if not self.receiving[worker]:
             return
-        data, keys, pulls, together = self.receiving[worker].pop(0)
-        clock = self.clocks[worker][keys[0]]
-        if together:
-            number = self.group(worker, keys)
-            actions = self.core.groups.push(worker, number, clock, 0.5, data, 0.0, 0.0)
-            actions += self.core.groups.pull(worker, number, clock, 0.0, worker) if pulls else []
-        else:
-            actions = self.core.push(worker, keys[0], 0, clock, 0.5, data)
-            actions += self.core.pull(worker, keys[0], 0, clock, 0.0, worker) if pulls else []
+        data, key, keys, pulls = self.receiving[worker].pop(0)
+        slice_, clock = self.core._find(key, 0), self.clocks[worker][keys[0]]
+        before = self.core.flats.together
+        actions = self.core.push(worker, key, 0, clock, 0.5, data)
+        actions += self.core.pull(worker, key, 0, clock, 0.0, worker) if pulls else []
+        self.seen["ended"] += any(each.apart for each in before)
+        self.seen["put off"] += any(each.later for each in before)
         works = self.act(actions)
         if data.kind == "completing":  # its memory is used again
-            self.seen["completed"] += together
-            self.carry_out(works, getattr(data, "arrays", [data.array]))
+            self.seen["completed"] += isinstance(slice_, FlatSlice)
+            self.carry_out(works, data.array)
         else:
             self.works += works
         for key in keys:
             self.expect(worker, key, pulls)
 
     def expect(self, worker, key, pulls):
-        clock = self.clocks[worker][key]
-        value = np.random.default_rng([worker, key, clock]).standard_normal(self.sizes[key])
-        dtype = np.dtype(self.types[key])
-        buffer = self.twin.buffer(worker, key, 0, value.size * dtype.itemsize, int(dtype == np.float64))
+        value = self.gradient(worker, key)
+        buffer = self.twin.buffer(worker, key, 0, value.nbytes, DTYPES.index(self.type))
         buffer.array[:] = value
-        actions = self.twin.push(worker, key, 0, clock, 0.5, buffer)
-        self.note(actions + (self.twin.pull(worker, key, 0, clock, 0.0, worker) if pulls else []))
+        actions = self.twin.push(worker, key, 0, self.clocks[worker][key], 0.5, buffer)
+        more = self.twin.pull(worker, key, 0, self.clocks[worker][key], 0.0, worker) if pulls else []
+        self.note(actions + more)
 
     def note(self, actions):
         for reply in carrying_out.run(self.twin, actions):
-            self.expected[self.described(reply, reply.key, reply.clock, reply.buffer)] += 1
+            self.expected.update(self.described(reply, self.twin))
             reply.release()
 
-    def described(self, reply, key, clock, buffer):
-        return reply.worker, key, clock, reply.staleness, str(buffer.array.dtype), buffer.array.tobytes()
+    def described(self, reply, core):
+        """What a reply says of each key."""
+        slice_ = core._find(reply.key, 0)
+        places = zip(getattr(slice_, "ids", [(reply.key, 0)]), getattr(slice_, "places", [slice(None)]), strict=True)
+        values = [(key, reply.buffer.array[place].tobytes()) for (key, _), place in places]
+        return [(reply.worker, key, reply.clock, reply.dtype, value) for key, value in values]
 
     def pull(self):
         worker = self.random.randrange(self.workers)
         if self.receiving[worker]:
             return
         keys = self.habit if self.random.random() < self.habitual else self.some_keys()
-        if len(keys) > 1:
-            actions = self.core.groups.pull(worker, self.group(worker, keys), self.clocks[worker][keys[0]], 0.0, worker)
-        else:
-            actions = self.core.pull(worker, keys[0], 0, self.clocks[worker][keys[0]], 0.0, worker)
-        self.works += self.act(actions)
+        number = self.flat(worker, keys)
+        for key in keys if number is None else [number]:
+            clock = self.clocks[worker][keys[0] if number else key]
+            self.works += self.act(self.core.pull(worker, key, 0, clock, 0.0, worker))
         for key in keys:
             self.note(self.twin.pull(worker, key, 0, self.clocks[worker][key], 0.0, worker))
 
@@ -216,15 +221,13 @@ class Schedule:
         if self.works:
             work = self.works.pop(self.random.randrange(len(self.works)))
             work.run()
-            self.seen["dissolved in work"] += work.parts is not None
             self.works += self.act(self.core.done(work))
 
-    def carry_out(self, works, arrays):
-        """All of it, before the next push is received into these."""
+    def carry_out(self, works, array):
+        """All of it, before the next push is received into this."""
         for work in works:
             work.run()
-        for array in arrays:
-            array.view(np.uint8)[:] = 255
+        array.view(np.uint8)[:] = 255
         for work in works:
             self.works += self.act(self.core.done(work))
 
@@ -234,25 +237,18 @@ class Schedule:
             if isinstance(action, Work):
                 works.append(action)
                 continue
-            parts = self.parts(action)
-            texts = [self.described(action, *part) for part in parts]
+            texts = self.described(action, self.core)
+            self.seen["together"] += action.buffer.kind == "value" and len(texts) > 1
+            self.seen["gathered"] += action.buffer.kind == "gathered"
             self.found.update(texts)
-            self.unread.append((action, parts, texts))
+            self.unread.append((action, texts))
         return works
-
-    def parts(self, reply):
-        if reply.key != GROUP:
-            return [(reply.key, reply.clock, reply.buffer)]
-        self.seen["together"] += 1
-        group = self.core.groups.find(reply.worker, reply.slice)
-        each = zip(group.ids, group.differences, reply.buffer.parts, strict=True)
-        return [(key, reply.clock + further, part) for (key, _), further, part in each]
 
     def release(self):
         if self.unread:
-            reply, parts, texts = self.unread.pop(self.random.randrange(len(self.unread)))
-            assert [self.described(reply, *part) for part in parts] == texts, "a value changed while it was read"
-            self.seen["loosely read"] += isinstance(reply.of, Lockstep) and reply.of.dissolved
+            reply, texts = self.unread.pop(self.random.randrange(len(self.unread)))
+            assert self.described(reply, self.core) == texts, "a value changed while it was read"
+            self.seen["read after the end"] += isinstance(reply.of, FlatSlice) and reply.of.apart
             reply.release()
 
     def rest(self):
@@ -272,7 +268,7 @@ class Schedule:
 
 
 @pytest.mark.parametrize("seeds", seed_ranges(300, 1_000, 60_000))
-def test_groups_change_no_value(seeds):
+def test_flat_slices_change_no_value(seeds):
     seen = Counter()
     for seed in seeds:
         schedule = Schedule(seed)
@@ -282,5 +278,5 @@ def test_groups_change_no_value(seeds):
             error.add_note(f"seed {seed}")
             raise
         seen += schedule.seen
-    wanted = ("together", "dissolved", "dissolved in work", "loosely read", "completed")
+    wanted = ("together", "gathered", "ended", "put off", "read after the end", "completed")
     assert all(seen[each] > len(seeds) / 6 for each in wanted), seen

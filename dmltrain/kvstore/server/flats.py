@@ -1,0 +1,73 @@
+"""The flat slices of a server, by number. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dmltrain.kvstore import flat
+from dmltrain.kvstore.server.declared import MAX_SLICES, Declared, Rejected
+from dmltrain.kvstore.server.flat import FlatSlice
+from dmltrain.kvstore.server.gathering import Gatherings
+from dmltrain.kvstore.server.memory import Memory
+from dmltrain.kvstore.server.slice import ServerSlice
+
+
+@dataclass(eq=False)
+class Flats:
+    """`slices`: those of all keys."""
+
+    slices: Mapping[tuple[int, int], ServerSlice]
+    declared: Declared
+    memory: Memory
+    gatherings: Gatherings = field(default_factory=Gatherings)
+    _by_number: dict[int, FlatSlice] = field(default_factory=dict)
+    _together: set[FlatSlice] = field(default_factory=set)
+    _members: int = 0  # of all flat slices
+
+    def find(self, number: int) -> FlatSlice | None:
+        return self._by_number.get(number)
+
+    @property
+    def together(self) -> list[FlatSlice]:
+        """Those that have their members' state."""
+        return list(self._together)
+
+    def declare(self, worker: int, number: int, keys: Sequence[int]) -> None:
+        """`number` is the flat slice of these keys, which have one slice each. Raises Rejected."""
+        ids = [(key, 0) for key in keys]
+        known = self.find(number)
+        if number != flat.number(keys) or (known and known.ids != ids):
+            raise Rejected(f"worker {worker} declares a flat key of {len(keys)} keys with the number of others")
+        if known:
+            return
+        members = [self.slices[id] for id in ids if id in self.slices]
+        if len(members) < len(ids) or len(set(ids)) < len(ids):
+            raise Rejected(f"worker {worker} declares a flat key with unknown keys, or with one of them twice")
+        kinds = {(member.dtype, member.factor) for member in members}
+        if len(kinds) > 1 or any(member.codec or member.at_once or not member.is_weight for member in members):
+            raise Rejected(f"worker {worker} declares a flat key with keys that cannot be in one")
+        self._members += len(ids)
+        if self._members > MAX_SLICES:
+            raise Rejected(f"worker {worker} declares more than {MAX_SLICES} slices in flat keys")
+        self._by_number[number] = FlatSlice(number, ids, members, self.memory)
+
+    def begin(self, slice_: FlatSlice) -> None:
+        """The flat slice gets its members' state, if that is possible and there is memory for it."""
+        used = sum(each.push_bytes for each in self._together)
+        if self.declared.has_room(used + slice_.push_bytes) and slice_.can_begin():
+            slice_.begin()
+            self._together.add(slice_)
+
+    def end(self, slice_: FlatSlice) -> None:
+        """Its members get their state back. It has no work."""
+        slice_.end()
+        self._together.remove(slice_)
+        waiting, slice_.waiting = slice_.waiting, []
+        for worker, clock, _ in waiting:
+            assert not [*self.gatherings.begin(slice_, worker, clock, slice_.priority)]  # their rounds are not complete
+
+    def end_idle(self) -> None:
+        """End all that have no work."""
+        for slice_ in [each for each in self._together if each.work is None]:
+            self.end(slice_)
