@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.server import flats
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.flat import LASTING, MAX_SHORT
+from dmltrain.kvstore.transport import flat, wire
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from dmltrain.kvstore.worker import calls as worker_calls
 from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
@@ -267,11 +267,15 @@ class Link(SimpleNamespace):
 
     def __init__(self, to_relay=False, shares=True):
         link = SimpleNamespace(own_arena=object() if shares else None)
-        super().__init__(to_relay=to_relay, declared=[], link=link)
+        super().__init__(to_relay=to_relay, declared=[], link=link, outbox=self)
 
-    def declare_flat(self, number, keys):
-        assert number == flat.number(keys)
-        self.declared.append(keys)
+    def put_all(self, frames):
+        (frame,) = frames
+        header = wire.Header.unpack(frame.header[: wire.HEADER_SIZE])
+        keys = flat.parse(frame.header[wire.HEADER_SIZE :])
+        assert (header.kind, header.key, header.view) == (wire.FrameKind.FLAT, flat.number(keys), 0)
+        assert frame.priority > 1 << 20
+        self.declared.append([*keys])
 
 
 def entry(number, link, size=4, dtype=FLOAT, **changed):

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.flat import FlatSlice
 from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.kvstore import carrying_out
 from tests.kvstore.made import plain_sgd

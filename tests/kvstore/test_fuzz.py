@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.service import Service
-from dmltrain.kvstore.transport import message, state, wire
+from dmltrain.kvstore.transport import flat, message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Declare, DeclaredKey, Optimizer
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
@@ -133,12 +132,12 @@ def conversations() -> list[bytes]:
     declare, optimizer = map(message.encode, (Declare("dist_sync", 0.0, KEYS), Optimizer({"name": "sgd", "lr": 0.5})))
     first = frame(FrameKind.INIT, np.ones(4, np.float32).tobytes())
     small = frame(FrameKind.INIT, bytes(12), key=2)
-    number, keys = flat.number((0, 2)), wire.flat((0, 2))
+    number = flat.number((0, 2))
     pushes = [
         frame(FrameKind.PUSH, bytes(4 * 19), key=number, clock=clock, number=0.5, flags=flags)
         for clock, flags in ((1, Flag.PULL), (2, 0))
     ]
-    together = [frame(FrameKind.FLAT, keys, key=number), frame(FrameKind.PULL, key=number), *pushes]
+    together = [flat.declaration((0, 2)), frame(FrameKind.PULL, key=number), *pushes]
     return [
         declare + first + small + b"".join(together) + frame(FrameKind.RELEASE),
         b"".join(together[:3]) + frame(FrameKind.PUSH, bytes(12), key=2, clock=2) + together[1],
@@ -146,7 +145,7 @@ def conversations() -> list[bytes]:
         declare + optimizer + b"".join(push) + frame(FrameKind.PULL, clock=1, priority=3),
         frame(FrameKind.PULL) * 3 + frame(FrameKind.PROBE, b"x" * 50) + frame(FrameKind.READ_STATE),
         optimizer + frame(FrameKind.STATE, optimizer_state.pack(core.slices())),
-        frame(FrameKind.RELEASE),
+        frame(FrameKind.RELEASE) + together[0] + frame(FrameKind.INIT, bytes(4 * 19), key=number),
     ]
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.server.declared import MAX_SLICES
+from dmltrain.kvstore.transport import flat, wire
 from dmltrain.kvstore.transport import message as m
-from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, MAX_CONTROL, Flag, FrameError, FrameKind, Header, VersionError
 from dmltrain.kvstore.view import Balancing, Lost, View
 
@@ -330,13 +330,13 @@ def test_releases_and_flat_keys_survive_and_those_of_other_sizes_are_refused():
     assert list(wire.parse_release(wire.release(read))) == read
     with pytest.raises(FrameError, match="a release of 17 bytes, .* multiple of 16"):
         wire.parse_release(bytes(17))
-    packed = wire.flat((7, 2**32 - 1, 8))
-    assert packed.hex() == "00000007ffffffff00000008" and wire.parse_flat(packed) == (7, 2**32 - 1, 8)
-    whole = wire.flat(range(wire.MAX_MEMBERS))
-    assert len(wire.parse_flat(whole)) == wire.MAX_MEMBERS and len(whole) == wire.MAX_FLAT
+    packed = flat.declaration((7, 2**32 - 1, 8))[HEADER_SIZE:]
+    assert packed.hex() == "00000007ffffffff00000008" and flat.parse(packed) == (7, 2**32 - 1, 8)
+    whole = flat.declaration(range(flat.MAX_MEMBERS))[HEADER_SIZE:]
+    assert len(flat.parse(whole)) == flat.MAX_MEMBERS and len(whole) == flat.MAX_BYTES
     for wrong in (b"", packed[:-1], whole + whole[:4]):
         with pytest.raises(FrameError, match=f"a flat key of {len(wrong)} bytes, expected 1 to 1024 times 4"):
-            wire.parse_flat(wrong)
+            flat.parse(wrong)
 
 
 def test_numbers_of_the_protocol_stay():
@@ -350,7 +350,7 @@ def test_numbers_of_the_protocol_stay():
     assert {kind.name: int(kind) for kind in FrameKind} == expected
     assert (Flag.SHARED, Flag.PULL) == (1, 2) and wire.DTYPES == ("float32", "float64")
     assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)
-    assert (wire.MAX_MEMBERS, wire.MAX_FLAT) == (1024, 4 * 1024)
+    assert (flat.MAX_MEMBERS, flat.MAX_BYTES, flat.FIRST) == (1024, 4 * 1024, 3 << 30)
     assert Header(FrameKind.PULL) == Header(int(FrameKind.PULL), *[0] * (len(Header._fields) - 1)), (
         "unused fields are zero"
     )

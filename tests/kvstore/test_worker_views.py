@@ -305,19 +305,6 @@ def going_on(worker, view, base):
     return pushed(worker, base + worker.rank)
 
 
-def test_flat_keys_are_not_used(job):
-    """Servers would have to forget them with a view."""
-    sent, values = [], [numbers(0, SMALL)] * 2
-    for worker in job.workers:
-        for link in worker.routes.links:
-            link.declare_flat = lambda *flat: sent.append(flat)
-    for _ in range(4):
-        handles = [worker.transfers.pushpull(["v", "u"], values, READ, 0, -1.0) for worker in job.workers]
-        for handle in handles:
-            handle.wait()
-    assert not sent
-
-
 def view(number=1, base=0, until=NEVER):
     return View(number, base, ((0, 1),), (0,), until)
 

@@ -15,7 +15,7 @@ Server", section 3).
 - Immediate (asynchronous, SSP): each push is one optimizer step.
 
 - Flat slices (synchronous): a worker may push and pull several small slices as one; flat.py has that. What concerns one
-  of them alone waits for the end of their present round, and ends their common state first (`_alone`).
+  of them alone waits for the end of their present round, and ends their common state first.
 
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
@@ -248,6 +248,8 @@ class ServerCore:
         """Set the initial value of a slice. For a weight a later call has no effect. For other keys it sets the value
         again: so a worker broadcasts values (worker/broadcast.py)."""
         slice_ = self._find(key, index)
+        if isinstance(slice_, FlatSlice):
+            raise Rejected(f"worker {worker} sends an initial value of a flat key")
         if slice_.initial or not slice_.is_weight:
             slice_.value.array[:] = data
             slice_.initial = False
@@ -259,17 +261,18 @@ class ServerCore:
             raise Rejected("this server has no optimizers")
         if not isinstance(spec.get("keys"), (dict, type(None))):
             raise Rejected(f'the optimizer\'s "keys" are {spec["keys"]!r}, expected an object of key numbers')
+        make_step = self.make_step
+
+        def renew(key: int, index: int, slice_: ServerSlice) -> list[Action]:
+            step = make_step(spec, key, slice_.value.array)
+            self._check_whole(step, key, index)
+            slice_.set_step(step, self.workers.ranks)
+            return []
+
         for (key, index), slice_ in self._slices.items():
             if slice_.is_weight and _applies_to(spec, key):
-                self._alone(slice_, partial(self._set_step, spec, key, index, slice_))
+                self.flats.alone(slice_, partial(renew, key, index, slice_))
         self.spec = spec
-
-    def _set_step(self, spec: dict[str, Any], key: int, index: int, slice_: ServerSlice) -> list[Action]:
-        assert self.make_step is not None
-        step = self.make_step(spec, key, slice_.value.array)
-        self._check_whole(step, key, index)
-        slice_.set_step(step, self.workers.ranks)
-        return []
 
     def backlog(self, key: int, index: int) -> int:
         """The number of pushes of a slice that wait for their step."""
@@ -346,7 +349,7 @@ class ServerCore:
         slice_ = self._find(key, index)
         push = partial(self._push, slice_, worker, key, index, clock, rate, data, now, age)
         if not isinstance(slice_, FlatSlice):
-            return self._alone(slice_, push)
+            return self.flats.alone(slice_, push)
         if slice_.later:
             slice_.later.append(partial(self.push, worker, key, index, clock, rate, data, now, age))
             return []
@@ -435,20 +438,12 @@ class ServerCore:
         actions = self._answer(key, index, slice_, now)
         actions += self.flats.gatherings.offer(slice_.members)
         actions += self._next(key, index, slice_, now)
-        if isinstance(slice_, FlatSlice) and slice_.later and slice_.work is None:
-            actions += self._go_on(slice_)
-        return actions
-
-    def _go_on(self, slice_: FlatSlice) -> list[Action]:
-        """Do what waited for the end of the flat slice's round."""
-        self.flats.end(slice_)
-        later, slice_.later = slice_.later, []
-        return [action for do in later for action in do()]
+        return actions + self.flats.go_on(slice_)
 
     def pull(self, worker: int, key: int, index: int, clock: int, now: float = 0.0, priority: int = 0) -> list[Action]:
         """A worker's pull at `clock`: answered now, or by a later `done` or `finish`. Raises Rejected."""
         slice_ = self._find(key, index)
-        return self._alone(slice_, partial(self._pull, slice_, worker, key, index, clock, now, priority))
+        return self.flats.alone(slice_, partial(self._pull, slice_, worker, key, index, clock, now, priority))
 
     def _pull(
         self, slice_: ServerSlice, worker: int, key: int, index: int, clock: int, now: float, priority: int
@@ -498,16 +493,6 @@ class ServerCore:
         if slice_ is None:
             raise Rejected(f"key {key} slice {index} was not declared to this server")
         return slice_
-
-    def _alone(self, slice_: ServerSlice, do: Callable[[], list[Action]]) -> list[Action]:
-        """Do this with a slice that has its own state: now, or after the present round of a flat slice with it."""
-        if (flat := slice_.flat) is None:
-            return do()
-        if flat.work or flat.later:
-            flat.later.append(partial(self._alone, slice_, do))
-            return []
-        self.flats.end(flat)
-        return do()
 
     def _check_push(self, worker: int, key: int, index: int, nbytes: int, dtype: int, initial: bool) -> ServerSlice:
         slice_ = self._find(key, index)

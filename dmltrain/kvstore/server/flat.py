@@ -2,7 +2,7 @@
 
 Theory of operation. The cost of a round is the same for a large slice and for a small one. So while all workers push
 and pull some slices together, the flat slice has their state: one clock, one round, one value, in which they lie one
-after another (kvstore/flat.py). Only an optimizer makes its step on each member alone, so every member has the bits
+after another (transport/flat.py). Only an optimizer makes its step on each member alone, so every member has the bits
 that it would have alone.
 
 That begins when the members are idle and equally far (`can_begin`), and ends as soon as one of them is used in another
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.server.memory import Buffer, Memory
 from dmltrain.kvstore.server.slice import Push, ServerSlice
 from dmltrain.kvstore.step import OptimizerStep, needs_pulled
+from dmltrain.kvstore.transport import flat
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.server.gathering import Gathering

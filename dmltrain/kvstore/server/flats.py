@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.server.declared import MAX_SLICES, Declared, Rejected
 from dmltrain.kvstore.server.flat import FlatSlice
 from dmltrain.kvstore.server.gathering import Gatherings
 from dmltrain.kvstore.server.memory import Memory
+from dmltrain.kvstore.server.reply import Action
 from dmltrain.kvstore.server.slice import ServerSlice
+from dmltrain.kvstore.transport import flat
 
 
 @dataclass(eq=False)
@@ -54,8 +56,10 @@ class Flats:
 
     def begin(self, slice_: FlatSlice) -> None:
         """The flat slice gets its members' state, if that is possible and there is memory for it."""
+        if not slice_.can_begin():
+            return
         used = sum(each.push_bytes for each in self._together)
-        if self.declared.has_room(used + slice_.push_bytes) and slice_.can_begin():
+        if self.declared.has_room(used + slice_.push_bytes):
             slice_.begin()
             self._together.add(slice_)
 
@@ -66,6 +70,25 @@ class Flats:
         waiting, slice_.waiting = slice_.waiting, []
         for worker, clock, _ in waiting:
             assert not [*self.gatherings.begin(slice_, worker, clock, slice_.priority)]  # their rounds are not complete
+
+    def alone(self, slice_: ServerSlice, do: Callable[[], list[Action]]) -> list[Action]:
+        """Do this with a slice that has its own state: now, or after the present round of a flat slice with it."""
+        whole = slice_.flat
+        if whole is None:
+            return do()
+        if whole.work or whole.later:
+            whole.later.append(partial(self.alone, slice_, do))
+            return []
+        self.end(whole)
+        return do()
+
+    def go_on(self, slice_: ServerSlice) -> list[Action]:
+        """A work on the slice is done: do what waited for it."""
+        if not isinstance(slice_, FlatSlice) or slice_.work or not slice_.later:
+            return []
+        self.end(slice_)
+        later, slice_.later = slice_.later, []
+        return [action for do in later for action in do()]
 
     def end_idle(self) -> None:
         """End all that have no work."""

@@ -40,7 +40,7 @@ from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.reply import Action
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.server.workers import relay_number
-from dmltrain.kvstore.transport import message, rendezvous, wire
+from dmltrain.kvstore.transport import flat, message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
@@ -413,7 +413,7 @@ class Service:
     def _take_flat(self, connection: Link, worker: int, header: Header) -> None:
         if self._forward or self._environment.elastic:
             raise FrameError(f"a flat key {'to a relay' if self._forward else 'in an elastic job'}")
-        keys = wire.parse_flat(connection.read_payload(header, wire.MAX_FLAT))
+        keys = flat.parse(connection.read_payload(header, flat.MAX_BYTES))
         with self._lock:
             self._core.flats.declare(worker, header.key, keys)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -24,14 +24,11 @@ MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_STATE = 1 << 34  # bytes of a server's weights and optimizer state
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
-MAX_MEMBERS = 1024  # keys of a flat key
 
 # magic version kind dtype flags view key slice clock number length offset waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
 _READ = struct.Struct("!IIQ")  # key slice offset
-_MEMBER_SIZE = 4
-MAX_FLAT = MAX_MEMBERS * _MEMBER_SIZE  # bytes
 HEADER_SIZE = _BODY.size + _CRC.size
 
 
@@ -181,15 +178,3 @@ def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
     if len(payload) % _READ.size:
         raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_READ.size}")
     return _READ.iter_unpack(payload)
-
-
-def flat(keys: Sequence[int]) -> bytes:
-    """The payload of a FLAT: the numbers of its keys."""
-    return struct.pack(f"!{len(keys)}I", *keys)
-
-
-def parse_flat(payload: bytes | bytearray) -> tuple[int, ...]:
-    """The inverse of `flat`. Raises FrameError if the length is wrong."""
-    if not payload or len(payload) % _MEMBER_SIZE or len(payload) > MAX_FLAT:
-        raise FrameError(f"a flat key of {len(payload)} bytes, expected 1 to {MAX_MEMBERS} times {_MEMBER_SIZE}")
-    return struct.unpack(f"!{len(payload) // _MEMBER_SIZE}I", payload)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.base import Key
-from dmltrain.kvstore.transport.wire import MAX_MEMBERS
+from dmltrain.kvstore.transport import flat
+from dmltrain.kvstore.transport.outbox import Frame
 from dmltrain.kvstore.worker.entry import KeyEntry
 from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.routes import Way
-from dmltrain.kvstore.worker.links.worker_slice import Parts, WorkerSlice
+from dmltrain.kvstore.worker.links.worker_slice import FIRST, Parts, WorkerSlice
 
 MAX_CALLS = 256  # that are remembered
 MAX_FLAT = 1 << 16  # keys in flat keys
@@ -114,7 +114,7 @@ def runs(positions: Sequence[int], sizes: Sequence[int], most: int) -> list[list
     for position, nbytes in zip(positions, sizes, strict=True):
         if nbytes > most:
             continue
-        if size + nbytes > most or len(result[-1]) == MAX_MEMBERS:
+        if size + nbytes > most or len(result[-1]) == flat.MAX_MEMBERS:
             result.append([])
             size = 0
         result[-1].append(position)
@@ -193,7 +193,7 @@ class Calls:
         if not self._members.isdisjoint(keys) or len(self._members) + len(keys) > MAX_FLAT:
             return None
         self._members.update(keys)
-        keys[0].ways[0].link.declare_flat(number, numbers)
+        keys[0].ways[0].link.outbox.put_all([Frame(flat.declaration(numbers), None, FIRST)])
         self._flat[number] = Item(_flat_entry(number, keys), keys, positions)
         return self._flat[number]
 

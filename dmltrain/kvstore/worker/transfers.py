@@ -14,8 +14,8 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
+from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip, Waits, split

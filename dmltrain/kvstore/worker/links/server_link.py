@@ -211,11 +211,6 @@ class ServerLink:
         )
         return Frame(header.pack(), None, priority, droppable=True)
 
-    def declare_flat(self, number: int, keys: Sequence[int]) -> None:
-        """Declare a flat key of these keys, which have one slice each."""
-        payload = wire.flat(keys)
-        self.outbox.put_all([Frame(Header(FrameKind.FLAT, len(payload), key=number).pack() + payload, None, FIRST)])
-
     def release(self, read: Sequence[tuple[WorkerSlice, int]]) -> Frame:
         """The RELEASE frame for values that have been read: slices and their offsets in the server's memory."""
         return self._release((slice_.range.key, slice_.range.index, offset) for slice_, offset in read)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import flat
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport import flat, wire
 from dmltrain.kvstore.transport.shared_memory import ALIGNMENT
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
