@@ -6,10 +6,11 @@ worker, measured inside the workers, without barriers. The processes of all syst
 another system's turn, they wait. Turns are interleaved A B A B, `--repeats` times; a ratio is the median over pairs.
 Before each step new gradients are written, and after it the result is checked; neither is timed. All systems have
 default settings. Two columns show whether to trust the times; both should be near 0: `idle` is the number of cores that
-a system used outside its turns, `others` the number that the rest of the machine used during them.
+a system used outside its turns, `others` the number that the rest of the machine used during them. The row "buckets" is
+what training runs: the keys are parameters, and their buckets are pushed.
 
     python benchmarks/kvstore.py [--format table|json] [--systems dmltrain,mxnet,gloo] [--repeats 5] [--megabytes 102]
-        [--wire plain,auth,tls]
+        [--keys 100] [--wire plain,auth,tls]
 """
 
 import argparse
@@ -45,7 +46,9 @@ CONTESTS = (
         "with_dmltrain.py",
         transport="shm",
     ),
-    Contest("gloo", "tensors", "gloo all-reduce, 100 tensors", "with_gloo.py", servers=False),
+    Contest("dmltrain", "buckets", "dmltrain dist_sync, buckets, mean, shm", "with_buckets.py", transport="shm"),
+    Contest("dmltrain", "buckets", "dmltrain dist_sync, buckets, mean, tcp", "with_buckets.py", transport="tcp"),
+    Contest("gloo", "tensors", "gloo all-reduce, each key a tensor", "with_gloo.py", servers=False),
     Contest("gloo", "flat", "gloo all-reduce, one flat tensor", "with_gloo.py", servers=False),
 )
 PROTECTED = {
@@ -70,7 +73,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each system (default %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of a turn (default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=3, help="untimed steps before them (default %(default)s)")
-    parser.add_argument("--megabytes", type=float, help=f"size of the {KEYS} keys (default ResNet-50's 102)")
+    parser.add_argument("--megabytes", type=float, help="size of all keys (default ResNet-50's 102)")
+    parser.add_argument("--keys", type=int, default=KEYS, help="number of keys (default %(default)s)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument(
@@ -92,8 +96,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name in arguments.systems:
         if name not in SYSTEMS:
             parser.error(f"unknown system {name!r}; the systems are {', '.join(SYSTEMS)}")
-    if min(arguments.repeats, arguments.steps, arguments.workers, arguments.servers) < 1 or arguments.warm_up < 0:
-        parser.error("--repeats, --steps, --workers and --servers must be at least 1, --warm-up at least 0")
+    if min(arguments.repeats, arguments.steps, arguments.workers, arguments.servers, arguments.keys) < 1:
+        parser.error("--repeats, --steps, --workers, --servers and --keys must be at least 1")
+    if arguments.warm_up < 0:
+        parser.error("--warm-up must be at least 0")
     if arguments.megabytes is not None and not arguments.megabytes > 0:
         parser.error("--megabytes must be more than 0")
     return arguments
@@ -102,7 +108,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 @contextmanager
 def teams_of(arguments: argparse.Namespace) -> Iterator[list[Team]]:
     """The started teams of all chosen contests; they are ended in any case."""
-    options = [] if arguments.megabytes is None else ["--megabytes", str(arguments.megabytes)]
+    options = ["--keys", str(arguments.keys)]
+    options += [] if arguments.megabytes is None else ["--megabytes", str(arguments.megabytes)]
     teams = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-benchmark-")))
@@ -136,13 +143,13 @@ def main(argv: list[str] | None = None) -> int:
     for name in [name for name in arguments.systems if versions[name] is None]:
         print(f"kvstore.py: skipping {name}: {SYSTEMS[name]} is not installed", file=sys.stderr)
         arguments.systems.remove(name)
-    size = bytes_of(shapes_of(arguments.megabytes))
+    size = bytes_of(shapes_of(arguments.megabytes, arguments.keys))
     try:
         teams, limits = run(arguments, size)
     except TeamFailed as error:
         return fail("kvstore.py", error)
     about = {
-        "workload": {"bytes": size, "keys": KEYS, "workers": arguments.workers, "servers": arguments.servers},
+        "workload": {"bytes": size, "keys": arguments.keys, "workers": arguments.workers, "servers": arguments.servers},
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
         **facts("kvstore.py", argv, versions),
     }

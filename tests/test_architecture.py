@@ -47,7 +47,7 @@ SMALL, MOST_SMALL = 60, 20  # lines; how many modules of so few only one other m
 TABLES = {"dmltrain/models", "dmltrain/data/readers"}
 LARGE = {  # classes with more methods, and how many they have: they may only shrink. KVStore has MXNet's interface.
     "dmltrain/kvstore/base.py KVStore": 40,
-    "dmltrain/kvstore/server/service.py Service": 42,
+    "dmltrain/kvstore/server/service.py Service": 40,
     "dmltrain/kvstore/server/core.py ServerCore": 39,
     "dmltrain/kvstore/server/slice.py ServerSlice": 29,
     "dmltrain/kvstore/worker/elastic_store.py ElasticKVStore": 50,

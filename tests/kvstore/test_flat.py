@@ -113,6 +113,12 @@ def test_other_slices_cannot_be_in_a_flat_key(kind, changed):
         core.flats.declare(0, NUMBER, BOTH)
 
 
+def test_a_flat_key_has_no_initial_value_of_its_own():
+    core = together()
+    with pytest.raises(Rejected, match="worker 0 sends an initial value of a flat key"):
+        core.initialise(0, NUMBER, 0, core.buffer(0, NUMBER, 0, 4 * 19, 0, initial=True).array)
+
+
 def test_flat_keys_are_limited_and_those_of_all_workers_count_once(monkeypatch):
     core = core_of()
     monkeypatch.setattr(flats, "MAX_SLICES", 4)

@@ -145,7 +145,7 @@ def conversations() -> list[bytes]:
         declare + optimizer + b"".join(push) + frame(FrameKind.PULL, clock=1, priority=3),
         frame(FrameKind.PULL) * 3 + frame(FrameKind.PROBE, b"x" * 50) + frame(FrameKind.READ_STATE),
         optimizer + frame(FrameKind.STATE, optimizer_state.pack(core.slices())),
-        frame(FrameKind.RELEASE) + together[0] + frame(FrameKind.INIT, bytes(4 * 19), key=number),
+        frame(FrameKind.RELEASE),
     ]
 
 

@@ -5,7 +5,7 @@ import argparse
 import torch
 import torch.distributed
 from contest.loop import serve
-from contest.workload import bytes_of, shapes_of
+from contest.workload import KEYS, bytes_of, shapes_of
 
 
 class Gloo:
@@ -33,9 +33,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["tensors", "flat"], required=True)
     parser.add_argument("--megabytes", type=float)
+    parser.add_argument("--keys", type=int, default=KEYS)
     arguments = parser.parse_args()
     torch.distributed.init_process_group("gloo")
-    contestant = Gloo(shapes_of(arguments.megabytes), arguments.mode == "flat")
+    contestant = Gloo(shapes_of(arguments.megabytes, arguments.keys), arguments.mode == "flat")
     serve(contestant, torch.distributed.get_rank(), torch.distributed.get_world_size(), momentum=False)
 
 

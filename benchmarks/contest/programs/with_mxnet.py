@@ -13,7 +13,7 @@ np.bool = bool  # type: ignore[attr-defined]  # MXNet 1.9.1 uses the name that N
 
 import mxnet as mx  # noqa: E402  (must come after the line above; serves and exits in scheduler and server roles)
 from contest.loop import serve  # noqa: E402
-from contest.workload import LEARNING_RATE, MOMENTUM, shapes_of  # noqa: E402
+from contest.workload import KEYS, LEARNING_RATE, MOMENTUM, shapes_of  # noqa: E402
 
 
 class MXNet:
@@ -65,10 +65,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["sum", "momentum"], required=True)
     parser.add_argument("--megabytes", type=float)
+    parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--call", choices=["keys", "lists", "pushpull"], default="lists")
     arguments = parser.parse_args()
     momentum = arguments.mode == "momentum"
-    contestant = MXNet(shapes_of(arguments.megabytes), momentum, arguments.call)
+    contestant = MXNet(shapes_of(arguments.megabytes, arguments.keys), momentum, arguments.call)
     serve(contestant, contestant.kv.rank, contestant.kv.num_workers, momentum)
 
 

@@ -26,8 +26,9 @@ def private(size: int) -> tuple[int | None, Array]:
 @dataclass(eq=False, slots=True)
 class Buffer:
     """Memory of one `kind`: "value" (also of a push, which can become the value), "push" (encoded), "coded" (an encoded
-    value), "lent" (a push in the worker's shared memory), or "completing" (a push in the memory of the receiving
-    thread, which adds it before it receives the next)."""
+    value), "lent" (a push in the worker's shared memory), "completing" (a push in the memory of the receiving thread,
+    which adds it before it receives the next), or "received" and "gathered" (a push and a value of a flat slice that is
+    apart, used once)."""
 
     array: Array  # (length,) of the slice's type, or uint8 when encoded
     kind: str
