@@ -16,6 +16,8 @@ from dmltrain.audit.views_file import read
 from dmltrain.backends.torch.backend import TorchBackend
 from dmltrain.base import npz
 from dmltrain.checkpoints import checkpoint
+from dmltrain_launch.agent.commands import Change
+from dmltrain_launch.agent.protocol import encode_change
 from dmltrain_launch.certificate import new
 from tests.forked_job import ForkedJob, forker
 from tests.waiting import wait_for
@@ -126,7 +128,7 @@ class Jobs:
     def __init__(self, start_job, forker, folder):
         self._start, self._forker, self._folder = start_job, forker, folder
 
-    def start(self, faults, *options, workers=4, servers=2, elastic=1, env=None, program="elastic.py"):
+    def start(self, faults, *options, workers=4, servers=2, elastic=1, env=None, program="elastic.py", asks=False):
         """`elastic`: as many workers at least; None: a plain job."""
         return self._start(
             PROGRAMS / program,
@@ -135,6 +137,7 @@ class Jobs:
             workers=workers,
             servers=servers,
             env={**({} if elastic is None else {"DMLTRAIN_ELASTIC": str(elastic)}), **(env or {})},
+            asks=asks,
             made=lambda folder: ForkedJob(folder=folder, forker=self._forker),
         )
 
@@ -148,7 +151,8 @@ class Jobs:
         shape = {"workers": row.workers, "servers": row.servers}
         faults = ",".join(word.strip() for word in f"{row.faults},{row.rounding}".split(",") if word.strip())
         env = self._environment(row)
-        job = self.start(faults, *options, *AUDIT, **shape, elastic=row.elastic, env=env | additional_environment(row))
+        more = env | additional_environment(row)
+        job = self.start(faults, *options, *AUDIT, **shape, elastic=row.elastic, env=more, asks=bool(row.asks))
         ended = change(job, row)
         job.wait()
         check_ends(job, row, ended)
@@ -190,8 +194,6 @@ def additional_environment(row):
     env = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"} if row.victims("scheduler") else {}
     if row.servers_come:
         env["DMLTRAIN_RESTART_SERVERS"] = str(len(row.servers_come))
-    if row.asks:
-        env["DMLTRAIN_CHANGE_FILE"] = "change"
     if row.victims("stop"):
         env.setdefault("DMLTRAIN_HEARTBEAT_TIMEOUT", "3")
     return env
@@ -229,8 +231,7 @@ def change(job, row):
 
 def ask(job, number, kvstore, staleness=-1.0):
     """As `dmltrain job set` does."""
-    found = {"number": number, "kv_store": kvstore, "staleness": float(staleness), "by": "me"}
-    put(job.folder / "change", json.dumps(found))
+    job.agent.send(encode_change(Change(0, number, kvstore, float(staleness), "me")))
 
 
 def check_ends(job, row, ended):
@@ -355,7 +356,7 @@ def start_scheduler(job, incarnation):
     port, name = listening.getsockname()[1], f"scheduler-0-{incarnation}"
     command, environment = job.commands["scheduler-0"]
     own = {"DMLTRAIN_INCARNATION": str(incarnation), "DMLC_PS_ROOT_PORT": str(port)}
-    own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
+    own |= {"DMLTRAIN_LISTEN_FD": str(listening.fileno()), "DMLTRAIN_AGENT_FD": ""}
     job.commands[name] = (command, {**environment, **own})
     job.processes[name] = job.start(name, inherited=(listening.fileno(),))
     listening.close()

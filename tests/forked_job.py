@@ -4,10 +4,10 @@ seconds.
     python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
 
 It is served over the socket DESCRIPTOR, which keeps messages apart: a request is the JSON object {"command": [program,
-argument, ...], "environment": {...}, "log": path, "folder": path}, with a descriptor that the process inherits or none
-(its number goes into DMLTRAIN_LISTEN_FD). The answer is the process's id; and when the process has ended, its id and
-its exit code, negative for a signal. At the end of the socket it ends, and its processes do. A process enters the
-network namespace that NETWORK in its environment names, if that is there.
+argument, ...], "environment": {...}, "log": path, "folder": path}, with the descriptors that the process inherits, if
+any (their numbers go into the variables INHERITED). The answer is the process's id; and when the process has ended, its
+id and its exit code, negative for a signal. At the end of the socket it ends, and its processes do. A process enters
+the network namespace that NETWORK in its environment names, if that is there.
 
 Over the listening socket LISTENING anybody who sees it may ask, such as the processes of a launcher's job: see
 tests/forked_program.py.
@@ -47,6 +47,7 @@ from tests.running_job import ROOT, RunningJob
 
 LARGEST = 1 << 16  # bytes of a request
 MOST_DESCRIPTORS, ASIDE = 64, 500  # that a process passes on; the numbers from which on none of them is
+INHERITED = ("DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT_FD")
 NETWORK = "DMLTRAIN_TESTS_NETWORK"  # such as /proc/PID/ns/net
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000, "mnt": 0x00020000}
@@ -187,7 +188,7 @@ def serve(own: socket.socket, listening: socket.socket) -> dict:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is own:
-                    content, inherited, _, _ = socket.recv_fds(own, LARGEST, 1)
+                    content, inherited, _, _ = socket.recv_fds(own, LARGEST, len(INHERITED))
                     if not content:
                         _end(running)
                     pid = os.fork()
@@ -221,8 +222,7 @@ def _request(content: bytes, inherited: list[int], running: dict[int, int]) -> d
     for descriptor in running:
         os.close(descriptor)
     request = json.loads(content)
-    if inherited:
-        request["environment"]["DMLTRAIN_LISTEN_FD"] = str(inherited[0])
+    request["environment"].update((name, str(each)) for name, each in zip(INHERITED, inherited, strict=False))
     output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -26,6 +26,7 @@ class RunningJob:
     folder: Path = Path()
     port: int = 0
     key: Path = Path()
+    agent: socket.socket | None = None  # the agent's end of its connection with the scheduler
 
     def output(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -38,7 +39,7 @@ class RunningJob:
         codes = {name: process.poll() for name, process in self.processes.items()}
         return "\n".join(f"--- {name} (exit {code})\n{self.output(name)}" for name, code in codes.items())
 
-    def begin(self, command, workers=2, servers=1, env=None, key=b"6b6579", place=None) -> None:
+    def begin(self, command, workers=2, servers=1, env=None, key=b"6b6579", place=None, asks=False) -> None:
         """Start all processes of this command, in a new folder; see `start_job`."""
         self.folder.mkdir()
         self.key = self.folder / "key"
@@ -66,8 +67,14 @@ class RunningJob:
             if role == "scheduler" and not place:
                 own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
                 inherited = (listening.fileno(),)
+                if asks:
+                    self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    own["DMLTRAIN_AGENT_FD"] = str(theirs.fileno())
+                    inherited += (theirs.detach(),)
             self.commands[name] = ([*before, sys.executable, *map(str, command)], {**shared, **own, **there})
             self.processes[name] = self.start(name, inherited=inherited)
+            for descriptor in inherited[1:]:
+                os.close(descriptor)
         listening.close()
 
     def start(self, name: str, log: str = "", inherited: tuple[int, ...] = ()) -> subprocess.Popen:
@@ -120,6 +127,7 @@ def need_mxnet() -> None:
 @pytest.fixture
 def start_job(tmp_path, request):
     """start_job(program, *arguments, workers=2, servers=1, env={}) -> RunningJob; what is left at the end is killed.
+    `asks`: the test is the scheduler's `agent`.
     `program` is a file in the folder `programs` beside the test. `place`, if given, puts a process ("worker-0") on
     another host than this: the words before its command, and its environment. `made` makes the RunningJob."""
     jobs = []

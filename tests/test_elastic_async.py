@@ -45,8 +45,8 @@ def test_the_kvstore_changes_between_steps_of_all_workers_and_steps_of_one(jobs,
 def test_in_a_script_each_step_counts_once_whoever_makes_it(jobs, start):
     """Also after a change a step of all workers has their mean gradient, and one of a worker its own."""
     _, _, there, back = THERE_AND_BACK[start]
-    env = {"DMLTRAIN_CHANGE_FILE": "change", "DMLTRAIN_AUDIT": "audit"}
-    job = jobs.start(start, "6", program="constant_gradient.py", workers=3, env=env)
+    env = {"WAITS": "", "DMLTRAIN_AUDIT": "audit"}
+    job = jobs.start(start, "6", program="constant_gradient.py", workers=3, env=env, asks=True)
     job.wait_for_line("worker-0", "View 1")
     for number, epoch, view, kvstore in ((1, 1, 3, asked(*there)), (2, 4, 5, back[0])):
         ask(job, number, *kvstore.split())

@@ -70,6 +70,7 @@ def test_what_a_process_of_a_job_reads(change, found):
         ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "2"}, "too short for an interval of 1 s"),
         ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
         ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
+        ({"DMLTRAIN_AGENT_FD": "-1"}, "DMLTRAIN_AGENT_FD='-1'"),
         ({"DMLTRAIN_SERVER_SHARES": "best"}, "DMLTRAIN_SERVER_SHARES='best': expected one of equal, links"),
         ({"DMLTRAIN_ELASTIC": "yes"}, "DMLTRAIN_ELASTIC='yes'"),
         ({"DMLTRAIN_ELASTIC": "4"}, "DMLTRAIN_ELASTIC=4: this job has 3 workers, expected 0 to 3"),

@@ -59,7 +59,7 @@ class Environment:
     scheduler_file: str = ""  # says where the scheduler's newest incarnation is; "": if it is lost, the job ends
     incarnation: int = 1  # of the scheduler: which one this is; of others: which one the address above is of
     lost_before: frozenset[tuple[str, int]] = frozenset()  # for a later incarnation: processes that do not come back
-    change_file: str = ""  # of the scheduler: has the newest change of the running job that the user wants
+    agent_fd: int | None = None  # scheduler: an inherited socket, its connection with the agent that has started it
     reports_steps: bool = False  # workers report how long they compute in a step, and the scheduler compares them
     launched: bool = False  # False: there is no launcher, and the process trains alone
 
@@ -129,7 +129,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         scheduler_file=values.get("DMLTRAIN_SCHEDULER_FILE", ""),
         incarnation=_number(values, "DMLTRAIN_INCARNATION", default=1, minimum=1),
         lost_before=_processes(values, "DMLTRAIN_LOST"),
-        change_file=values.get("DMLTRAIN_CHANGE_FILE", ""),
+        agent_fd=_number(values, "DMLTRAIN_AGENT_FD") if values.get("DMLTRAIN_AGENT_FD") else None,
         reports_steps=_switch(values, "DMLTRAIN_STRAGGLERS") is True,
         launched=True,
     )

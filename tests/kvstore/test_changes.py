@@ -17,6 +17,7 @@ from dmltrain.kvstore.scheduler.actions import Log, Send
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, Changes
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.peers import StepTimes
+from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, Told
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
@@ -306,7 +307,8 @@ def test_a_program_that_makes_no_steps_on_servers_is_refused():
 @pytest.mark.parametrize("why, arguments", [(STARTING, (False, ())), (ENDING, (True, (1,)))])
 def test_what_is_asked_while_nothing_can_change_is_refused_at_once(why, arguments):
     found = Changes(2).ask(change(3), *arguments)
-    assert found == [Log("change 3 is asked for by a test"), Log(f"change 3 is refused: {why}")]
+    refused = Log(f"change 3 is refused: {why}", Told(3, REFUSED, why))
+    assert found == [Log("change 3 is asked for by a test", Told(3, ASKED)), refused]
 
 
 def test_one_change_at_a_time():
@@ -315,7 +317,8 @@ def test_one_change_at_a_time():
     assert "change 2 is refused: change 1 is not made yet" in scheduler.ask(change(2), True, ())[1].text
     scheduler.take(0, Stops(1, 5))
     [made] = scheduler.take(0, Changed(1, "kv_store=dist_async"))
-    assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async")
+    told = Told(1, MADE, "kv_store=dist_async", "after step 5")
+    assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async", told)
     assert len(scheduler.ask(change(3), True, ())) == 2
 
 
@@ -333,7 +336,7 @@ def test_a_worker_that_finishes_ends_the_change():
     core.handle(("worker", 0), Stops(1, 9), 0.0)
     found = core.handle(("worker", 1), Bye(), 0.0)
     assert Send(("worker", 0), change(1, after=CANCELLED)) in found
-    assert Log(f"change 1 is refused: {ENDING}") in found
+    assert Log(f"change 1 is refused: {ENDING}", Told(1, REFUSED, ENDING)) in found
     assert core.handle(("worker", 0), Changed(1, "late"), 0.0) == []
 
 
@@ -362,6 +365,7 @@ def test_the_slowest_worker_is_compared_when_all_have_reported():
         assert core.handle(("worker", 0), Took(0.2), 0.0) == core.handle(("worker", 2), Took(0.31), 0.0) == []
         (line,) = core.handle(("worker", 1), Took(0.1), 0.0)
         assert line.text.startswith("worker 2 computes 55.0 % longer") and "0.2 s" in line.text
+        assert line.report == Slowest(2, 55.0)
 
 
 def test_only_the_workers_that_the_job_has_now_are_compared():

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dmltrain.kvstore.scheduler import agent
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import flat, message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Declare, DeclaredKey, Optimizer
+from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Change, Declare, DeclaredKey, Optimizer
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from tests.archives import repacked
 from tests.fuzzing import Fuzzed, parts, survive
@@ -183,6 +184,13 @@ OPERATIONS = (*WORDS, *(f'"{op}"'.encode() for op in BY_OP), *map(bytes, ([kind]
 CONTROL = Fuzzed(lambda data: message.decode(data[0] if data else 0, data[1:]), messages, (FrameError,), OPERATIONS)
 
 
+def wanted() -> list[bytes]:
+    return [message.encode(Change(2, "dist_ssp", 4.0, "me"))[wire.HEADER_SIZE :]]
+
+
+AGENT = Fuzzed(agent.decode, wanted, (FrameError,), (*OPERATIONS, b'"after"', b"1e999"))
+
+
 def restore(data: bytes) -> None:
     optimizer_state.unpack(data, stepping_core().slices())
 
@@ -196,6 +204,6 @@ STATES = Fuzzed(restore, states, (Rejected,), PIECES, (bytes, repacked))
 
 
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["FRAMES", "CONTROL", "STATES"])
-def test_nothing_that_arrives_can_break_a_server(name: str, part: int) -> None:
+@pytest.mark.parametrize("name", ["FRAMES", "CONTROL", "AGENT", "STATES"])
+def test_nothing_that_arrives_can_break_a_server_or_scheduler(name: str, part: int) -> None:
     survive(f"tests.kvstore.test_fuzz:{name}", part)

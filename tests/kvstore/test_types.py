@@ -3,7 +3,10 @@
 import itertools
 import json
 import math
+import os
+import queue
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,25 +18,29 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, types
 from dmltrain.kvstore.scheduler.actions import Log
+from dmltrain.kvstore.scheduler.agent import Agent
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING
 from dmltrain.kvstore.scheduler.membership.kind_change import KindChange
-from dmltrain.kvstore.scheduler.process import ChangeFile
+from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, Told, Viewed
 from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
-from tests.elastic_job import put
+from dmltrain_launch.agent import commands
+from dmltrain_launch.agent.protocol import encode_change
 from tests.kvstore.whole_job import WholeJob
+from tests.waiting import SECONDS
 
 MORE, SIZE = 3, 50_000  # steps after each change; elements
 SPEC = {"name": "plain"}
 
 
 class Asking:
-    """A job whose worker 0 asks for changes, each MORE steps after the one before, by writing what the agent writes. It
+    """A job whose worker 0 asks for changes as the scheduler's agent does, each MORE steps after the one before. It
     ends so many steps after the last."""
 
-    def __init__(self, path, logged, wanted, **job):
-        self._path, self._logged, self._wanted = path, logged, wanted
-        self.job = WholeJob(change_file=str(path), **job)
+    def __init__(self, logged, wanted, **job):
+        self._logged, self._wanted = logged, wanted
+        self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.job = WholeJob(agent_fd=theirs.detach(), **job)
 
     def train(self, store):
         """Each worker's steps: what it has pulled after each, of which type, and after which steps it changed. Then the
@@ -44,9 +51,12 @@ class Asking:
         store.pull("w", values)
         store.set_optimizer(SPEC)
         store.follow_changes(["w"], lambda wanted: "")
+        store.barrier()  # who does not follow yet refuses
         for step in itertools.count(1):
             last = changed[-1] if changed else 0
             if store.rank == 0 and step == last + MORE and len(changed) < len(self._wanted):
+                if changed:
+                    self._logged.wait_for(f"change {len(changed)} after step ")
                 self.ask(len(changed) + 1, *next(wanted))
             types.append(store.type)
             store.push("w", np.full(SIZE, -gradient(store.rank, step), np.float32))
@@ -64,7 +74,7 @@ class Asking:
 
     def ask(self, number, name, staleness):
         """Ask for the change, and wait until the scheduler has asked the workers."""
-        put(self._path, json.dumps({"number": number, "kv_store": name, "staleness": staleness, "by": "a test"}))
+        self.agent.send(encode_change(commands.Change(0, number, name, staleness, "a test")))
         self._logged.wait_for(f"change {number} is asked for by a test")
 
 
@@ -84,8 +94,8 @@ def total(workers, steps):
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.thorough)])
-def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted, transport):
-    found = Asking(tmp_path / "change.json", logged, wanted, kind=first, staleness=3.0, transport=transport)
+def test_all_workers_change_after_the_same_step(logged, first, wanted, transport):
+    found = Asking(logged, wanted, kind=first, staleness=3.0, transport=transport)
     results = found.job.all(found.train)
     logged.wait_for("change 2 after step ")
     assert found.job.ended() == [""] * 3
@@ -105,16 +115,16 @@ def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted,
     assert f"change 1 after step {changed[0]} of all workers: kv_store={now[0]}\n" in logged.text
 
 
-def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
+def test_what_a_worker_refuses_is_said_and_changes_nothing(logged):
     """Also what a program cannot do that pushes by itself."""
-    found = Asking(tmp_path / "change.json", logged, [], kind="dist_async", staleness=np.inf, workers=1, servers=1)
+    found = Asking(logged, [], kind="dist_async", staleness=np.inf, workers=1, servers=1)
     (store,) = found.job.stores
     found.ask(1, "dist_ssp", -1.0)
     logged.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
     store.init("w", np.zeros(4, np.float32))
     store.set_optimizer(SPEC)
     store.follow_changes(["w"], lambda wanted: "")
-    for number, (name, staleness, why) in enumerate(REFUSED, 2):
+    for number, (name, staleness, why) in enumerate(IMPOSSIBLE, 2):
         found.ask(number, name, staleness)
         logged.wait_for(f"change {number} is refused: {why}")
     assert not store.between_steps(lambda: None) and store.type == "dist_async"
@@ -122,7 +132,7 @@ def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
     assert found.job.ended() == [""] * 2
 
 
-REFUSED = [
+IMPOSSIBLE = [
     ("dist_async", 2.0, "staleness is an option of kvstore dist_ssp; this is dist_async"),
     ("dist_sinc", -1.0, "unknown kvstore 'dist_sinc'"),
     ("dist_async", -1.0, "kv_store=dist_async is what the job has already"),
@@ -131,7 +141,7 @@ REFUSED = [
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("first, then", [("dist_sync", "dist_async"), ("dist_async", "dist_sync")])
-def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, logged, first, then):
+def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(logged, first, then):
     """The mean of a step of all workers, and the whole gradient of a step of one; momentum goes on."""
     import torch
 
@@ -139,9 +149,7 @@ def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, 
     from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 
     staleness = np.inf if first == "dist_async" else 0.0
-    found = Asking(
-        tmp_path / "change.json", logged, [], kind=first, staleness=staleness, servers=1, make_step=SliceOptimizer
-    )
+    found = Asking(logged, [], kind=first, staleness=staleness, servers=1, make_step=SliceOptimizer)
 
     def train(store):
         model = torch.nn.Linear(1, 1, bias=False)
@@ -150,6 +158,7 @@ def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, 
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         optimizer = distribute(model, inner, store, update_on_kvstore=True)
         steps = {"dist_sync": 0, "dist_async": 0}
+        store.barrier()  # who does not follow yet refuses
         while steps[then] < MORE:
             if store.rank == 0 and steps[first] == MORE and not steps[then]:
                 found.ask(1, then, -1.0)
@@ -179,9 +188,11 @@ def change(kv_store="", staleness=-1.0, number=1):
 
 
 def refused(log, number=1):
-    assert log[0] == Log(f"change {number} is asked for by a test")
+    assert log[0] == Log(f"change {number} is asked for by a test", Told(number, ASKED))
     (said,) = log[1:]
-    return said.text.removeprefix(f"change {number} is refused: ")
+    why = said.text.removeprefix(f"change {number} is refused: ")
+    assert said.report == Told(number, REFUSED, why)
+    return why
 
 
 @pytest.mark.parametrize(
@@ -197,7 +208,7 @@ def test_it_comes_with_the_next_view_and_with_no_other(asked, kvstore, staleness
     assert len(found.ask(asked, SSP, ends=False)) == 1 and found.waits
     view = found.next_view(SSP, SSP.without([1], 5), between=False, drained=False)
     assert (view.number, view.members, view.kvstore, view.staleness) == (2, (0,), kvstore, staleness)
-    assert found.begins(view) == [Log(f"change 1 from view 2 on: {shown}")]
+    assert found.begins(view) == [Log(f"change 1 from view 2 on: {shown}", Told(1, MADE, shown, "from view 2 on"))]
     after = view.without([], 6)
     assert found.next_view(view, after, between=True, drained=False) == after
     assert (after.kvstore, after.staleness) == (kvstore, staleness)
@@ -227,18 +238,50 @@ def test_one_at_a_time_and_none_after_the_last_view():
     found = KindChange()
     found.ask(change(staleness=1.0), SSP, ends=False)
     assert refused(found.ask(change(staleness=3.0, number=2), SSP, False), 2).startswith("change 1 is not made yet")
-    assert found.cancel() == [Log(f"change 1 is refused: {ENDING}")] and found.cancel() == []
+    assert found.cancel() == [Log(f"change 1 is refused: {ENDING}", Told(1, REFUSED, ENDING))] and found.cancel() == []
 
 
-def test_a_later_scheduler_does_not_make_what_the_one_before_was_asked_for(tmp_path):
-    file = tmp_path / "change"
-    asked = {"number": 4, "kv_store": "dist_async", "staleness": -1.0, "by": "me"}
-    file.write_text(json.dumps(asked))
-    assert ChangeFile(str(file)).newer() == Change(*asked.values())
-    later = ChangeFile(str(file), skips=True)
-    assert later.newer() is None
-    file.write_text(json.dumps(asked | {"number": 5}))
-    assert later.newer() == Change(5, "dist_async", -1.0, "me") and later.newer() is None
+@pytest.fixture
+def agent():
+    """An agent's end of its connection with a scheduler, the scheduler's end, and what that is asked for."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked = queue.SimpleQueue()
+    found = Agent(theirs.detach(), asked.put)
+    yield ours, found, asked
+    found.close()
+    ours.close()
+
+
+def test_what_is_no_change_is_ignored_and_the_next_one_is_made(agent, logged):
+    ours, _, asked = agent
+    wanted = {"op": "change", "number": 1, "kv_store": "", "staleness": 1.0, "by": "me", "after": 0}
+    for wrong in ({**wanted, "after": 7}, {**wanted, "number": 0}, {**wanted, "by": "x" * 70_000}, {"op": "bye"}, []):
+        ours.send(json.dumps(wrong).encode())
+    ours.send(json.dumps(wanted).encode())
+    assert asked.get(timeout=SECONDS) == Change(1, "", 1.0, "me") and asked.empty()
+    assert logged.text.count("ignored a message of the agent: ") == 5
+
+
+def test_a_scheduler_reports_in_order_and_goes_on_without_its_agent(agent, logged):
+    ours, scheduler, _ = agent
+    scheduler.report(Told(1, ASKED))
+    scheduler.report(Viewed(1, tuple(range(20_000))))
+    scheduler.report(Slowest(1, 5.0))
+    found = [json.loads(ours.recv(1 << 16)) for _ in range(2)]
+    assert [each["op"] for each in found] == ["change", "slowest"]
+    assert "the launcher is not told of a 'view': the message has 1" in logged.text
+    ours.close()
+    for _ in range(3):
+        scheduler.report(Slowest(1, 5.0))
+    Agent(None, pytest.fail).report(Slowest(1, 5.0))
+
+
+def test_another_file_is_no_connection_with_an_agent(tmp_path):
+    with open(tmp_path / "file", "w") as file, socket.create_server(("127.0.0.1", 0)) as listening:
+        for number in (file.fileno(), listening.fileno(), 10_000):
+            with pytest.raises(UserError, match=f"DMLTRAIN_AGENT_FD={number} is not a connection with an agent: "):
+                Agent(number, pytest.fail)
+            assert number == 10_000 or os.fstat(number), "it stays open"
 
 
 ROOT = Path(__file__).parents[2]

@@ -8,6 +8,7 @@ from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.scheduler.membership.views import Views
+from dmltrain.kvstore.scheduler.reports import Leaves, Viewed
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View
 
@@ -61,6 +62,8 @@ def messages(actions, kind=None):
 def views(actions):
     found = {message.view for _, message in messages(actions, say.Enter)}
     assert len(found) <= 1
+    said = [action for action in actions if isinstance(action, Log) and action.text.startswith("view ")]
+    assert [line.report for line in said] in ([], [Viewed(view.number, view.members) for view in found])
     return found.pop() if found else None
 
 
@@ -547,7 +550,7 @@ def noticed(*ranks, **settings):
     """A core of which these want to leave, and whose leader knows."""
     core = armed(**settings)
     log, *invited = notice(core, ranks[0])
-    assert log == Log(f"worker {ranks[0]} on h{ranks[0]} leaves on purpose: SIGTERM")
+    assert log == Log(f"worker {ranks[0]} on h{ranks[0]} leaves on purpose: SIGTERM", Leaves(ranks[0], "SIGTERM"))
     assert messages(invited) == [(worker(0), say.Invite(()))]
     for rank in ranks[1:]:
         notice(core, rank)

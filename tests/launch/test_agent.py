@@ -25,12 +25,13 @@ from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.agent import KILL_SECONDS, commands, protocol
 from dmltrain_launch.agent.channel import Channel
 from dmltrain_launch.agent.ending import Ending
-from dmltrain_launch.agent.events import Listing, Measured
+from dmltrain_launch.agent.events import Listing, Measured, Reported
 from dmltrain_launch.agent.process import Process, living, members, process, send_signal
+from dmltrain_launch.agent.reports import Slowest
 from dmltrain_launch.channels import frames
 from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.job import Job, Ports
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.connection import Connection
 from dmltrain_launch.run.keeping import KeepingSession, NumberedEvent
@@ -38,6 +39,7 @@ from dmltrain_launch.run.session import EVENTS_AT_ONCE, Session
 from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.run.supervisor.event import Lost
 from dmltrain_launch.run.supervisor.limit import Limits
+from dmltrain_launch.run.supervisor.process import Processes
 from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.output import Output, Silent
@@ -241,6 +243,57 @@ def test_the_jobs_processes_learn_where_the_newest_scheduler_is(talk, tmp_path):
     prints(talk, 0, b"/scheduler\n")
     talk.send(do="scheduler", incarnation=2, address="10.0.0.3", port=40000)
     prints(talk, 0, b'{"incarnation": 2, "host": "10.0.0.3", "port": 40000}')
+
+
+REPORTS = """
+import json, os, socket, sys
+agent = socket.socket(fileno=int(os.environ["DMLTRAIN_AGENT_FD"]))
+for message in map(json.loads, sys.argv[1:]):
+    agent.send(message.encode())
+"""
+VIEW, SAID = '{"op": "view", "view": 3, "workers": [0, 4]}', {"op": "view", "view": 3, "workers": [0, 4]}
+
+
+def reporter(talk: Conversation, *messages: str, then: str = "", listens: bool = True) -> dict:
+    """A task that sends these messages on its connection with the agent. `then`: what it does after that."""
+    argv = [sys.executable, "-c", REPORTS + then, *map(json.dumps, messages)]
+    same = {"environment": {"DMLTRAIN_JOB": talk.mark}, "workdir": str(talk.folder)}
+    return {"task": 0, "argv": argv, "listens": listens, **same}
+
+
+CHANGE = {"number": 2, "kv_store": "dist_ssp", "staleness": 4.0, "by": "me"}
+
+
+def test_a_scheduler_reports_and_is_asked_for_changes(talk):
+    """What it has reported comes before its end, also if it has not read all that it was asked."""
+    answers = "print(agent.recv(1000).decode(), flush=True); agent.recv(1000, socket.MSG_PEEK)\n"
+    then = f"{answers}agent.send({VIEW!r}.encode())"
+    talk.send(do="start", unset=[], tasks=[reporter(talk, VIEW, then=then)])
+    assert talk.until("reported") == {"event": "reported", "task": 0, "report": SAID}
+    talk.send(do="change", task=7, **CHANGE)
+    talk.send(do="change", task=0, **CHANGE)
+    prints(talk, 0, json.dumps({"op": "change", **CHANGE, "after": 0}).encode())
+    talk.send(do="change", task=0, **CHANGE)
+    assert [talk.until(each)["event"] for each in ("reported", "exited")] == ["reported", "exited"]
+    talk.send(do="change", task=0, **CHANGE)
+    assert talk.answer() == []
+
+
+def test_what_is_no_report_is_skipped_and_said_once(talk):
+    """Nor is it one to print its words: no event follows."""
+    line = "2026-11-25 02:16:31,204 view 1 after op 0: workers 0"
+    strange = ["{}", '{"op": "view"}', VIEW.replace("4", "-4"), "[" * 1000, " " * 70_000 + VIEW, '{"op": "stop"}']
+    then = f"print({line!r}, flush=True)"
+    talk.send(do="start", unset=[], tasks=[reporter(talk, *strange, VIEW, then=then)])
+    assert talk.until("reported")["report"] == SAID
+    talk.until("exited")
+    assert line.encode() in talk.printed[0] and talk.answer() == []
+    assert talk.printed[0].count(b"the agent has ignored a message of this process: '{}' is not a message") == 1
+
+
+def test_only_a_scheduler_has_a_connection(talk):
+    talk.send(do="start", unset=["DMLTRAIN_AGENT_FD"], tasks=[reporter(talk, listens=False)])
+    assert talk.until("exited")["code"] == 1 and b"KeyError: 'DMLTRAIN_AGENT_FD'" in talk.printed[0]
 
 
 def test_sigterm_to_an_agent_is_a_notice_for_its_workers_and_the_second_one_ends_the_job(tmp_path):
@@ -594,6 +647,15 @@ def test_events_that_nobody_takes_are_few(tmp_path):
     session.closing = True
     reader.join(SECONDS)
     assert not reader.is_alive()
+
+
+def test_a_report_of_another_process_than_a_scheduler_is_refused(tmp_path):
+    session, _ = waiting_session(tmp_path)
+    supervisor = session.supervisor
+    supervisor.tasks = Processes(supervisor.job, [*supervisor.hosts.values()], Ports())
+    payload = protocol.encode_event(Reported("", 0, Slowest(0, 5.0)))
+    with pytest.raises(protocol.ProtocolError, match="a report of task 0, which is no scheduler"):
+        session._take_frame("here", protocol.EVENT, protocol.NO_TASK, payload)
 
 
 def test_an_event_that_is_written_at_once_is_confirmed(tmp_path):

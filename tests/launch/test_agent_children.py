@@ -26,7 +26,6 @@ from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT
 from dmltrain_launch.agent.spawn import spawn
 from dmltrain_launch.agent.spool import MOST_BYTES, LeftSpool, Spool
 from dmltrain_launch.run.journal import Kept
-from dmltrain_launch.run.scheduler_log import SchedulerLog
 from dmltrain_launch.run.stream import Stream
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, wait_for
@@ -349,7 +348,7 @@ class Launcher:
         self.chance, self.disk, self.deadly = chance, disk, deadly
         self.kept = Kept(folder)
         self.stream = Stream(disk["seen"])
-        self.queue: list[tuple[tuple[int, int], bytes]] = []
+        self.queue: list[tuple[int, bytes]] = []
         self.data = b""
         for task, log in disk["logs"].items():
             del log[self.kept.size([task]) :]
@@ -368,9 +367,9 @@ class Launcher:
         number = self.stream.begin()
         self.step()
         if kind == EVENT:
-            if self.stream.is_new((number, 0)):
+            if self.stream.is_new(number):
                 self.stream.end()
-                self.queue.append(((number, 0), payload))
+                self.queue.append((number, payload))
         elif number > self.kept.frame(task):
             log = self.disk["logs"].setdefault(task, bytearray())
             for half in (payload[: len(payload) // 2], payload[len(payload) // 2 :]):
@@ -394,7 +393,7 @@ class Launcher:
 def test_nothing_is_lost_or_doubled_whenever_launchers_are_killed(tmp_path, seed):
     chance = random.Random(seed)
     spool = Spool(private(tmp_path / "spool"), segment=chance.choice([1, 100, 1000]))
-    disk = {"seen": (0, 0), "journal": [], "logs": {}}
+    disk = {"seen": 0, "journal": [], "logs": {}}
     sent: dict[int, bytes] = {0: b"", 1: b""}
     events: list[bytes] = []
 
@@ -455,14 +454,6 @@ def frames(spool: Spool) -> list[tuple[int, int, bytes]]:
     return split(b"".join(iter(lambda: spool.read(1), b"")))[0]
 
 
-STAMP = b"\n2026-11-25 02:16:31,204 "
-STATES = [
-    *(b"view 3 after op 12: workers 0, 1, 4", b"worker 1 on h2 leaves on purpose: SIGTERM", b"change 2 is refused: no"),
-    *(b"change 1 is asked for by dmltrain job set", b"change 1 after step 5 of all workers: a=1"),
-    *(b"change 7 from view 3 on: b=2", b"worker 0 computes 35.0 % longer in a step than the median of 2 workers, 1 s"),
-]
-
-
 def test_above_its_limit_output_is_left_out_and_counted(tmp_path):
     spool = Spool(private(tmp_path / "spool"), most=1000, segment=100, share=0)
     for _ in range(20):
@@ -489,57 +480,26 @@ def test_a_process_that_prints_much_takes_nothing_of_the_others_share(tmp_path):
     assert b"186 bytes of output are missing here: no launcher was attached" in found[-1][2]
 
 
-def test_what_the_launcher_reads_is_kept_without_room_on_the_disk(tmp_path):
-    spool = Spool(private(tmp_path / "spool"), share=300)
-    spool.vital.add(7)
-    (tmp_path / "spool").rename(tmp_path / "away")
-    for _ in range(5):
-        spool.append(OUTPUT, 7, b"z" * 93)
-        spool.append(OUTPUT, 1, b"12345")
-    spool.append(OUTPUT, 7, b"z" * 300 + STAMP + STATES[0] + b"\n")
-    (tmp_path / "away").rename(tmp_path / "spool")
-    spool.rewind()
-    found = [frame[2] for frame in frames(spool) if frame[1] == 7]
-    assert found[:3] == [b"z" * 93] * 3 and found[3] == STAMP + STATES[0] + b"\n", "more than its share, but state"
-
-
-class Learned:
-    """What launchers learn of what the scheduler prints, one after another."""
-
-    def __init__(self, spool: Spool):
-        self._spool, self._log, self._frames = spool, SchedulerLog(), 0
-        self.found, self.size = [], 0
-
-    def attach(self) -> None:
-        self._spool.rewind()
-        for number, (_, _, data) in enumerate(frames(self._spool), self._spool.first):
-            if number > self._frames:
-                self._frames, self.size = number, self.size + len(data)
-                self.found += self._log.feed(data)
-        self._spool.confirm(self._frames)
-
-
-@pytest.mark.parametrize("share", [0, 2000])
-def test_whatever_is_left_out_all_lines_of_the_jobs_state_are_there_once_and_in_order(tmp_path, share):
-    """Of a scheduler, which prints much, and in pieces."""
-    for seed in range(30):
-        chance = random.Random(seed)
-        spool = Spool(private(tmp_path / f"spool-{seed}"), most=3000, segment=500, share=share)
-        spool.vital.add(7)
-        noise = [b"\n" + b"x" * chance.randrange(200) for _ in range(300)]
-        lines = [*noise, *(STAMP + each for each in STATES * 3)]
-        chance.shuffle(lines)
-        text, place, learned = b"".join(lines) + b"\n", 0, Learned(spool)
-        while place < len(text):
-            size = chance.randrange(1, 300)
-            spool.append(OUTPUT, 7, text[place : place + size])
-            place += size
-            if chance.random() < 0.02:
-                learned.attach()
-        learned.attach()
-        whole = SchedulerLog().feed(text)
-        assert learned.found == whole and len(whole) == 3 * len(STATES), seed
-        assert learned.size < len(text), "some is left out"
+def test_whatever_is_left_out_all_reports_of_a_scheduler_are_kept_in_order(bench, tmp_path):
+    bench.channel.spool = spool = Spool(private(tmp_path / "spool"), most=3000, segment=500, share=200)
+    program = """if True:
+        import os, socket
+        agent = socket.socket(fileno=int(os.environ["DMLTRAIN_AGENT_FD"]))
+        for view in range(500):
+            print("x" * 100, flush=True)
+            agent.send(b'{"op": "view", "view": %d, "workers": []}' % view)"""
+    task = Spawn(7, (sys.executable, "-c", program), {}, "/", listens=True)
+    bench.children.add(spawn(task, os.environ, "here", None))
+    events: list[dict] = []
+    while not events or events[-1]["event"] != "exited":
+        for key, _ in bench.selector.select(DEADLINE):
+            key.data()
+        spool.rewind()
+        found = frames(spool)
+        events = [json.loads(payload) for kind, _, payload in found if kind == EVENT]
+    assert [(each["task"], each["report"]["view"]) for each in events[1:-1]] == [(7, view) for view in range(500)]
+    printed = b"".join(payload for kind, _, payload in found if kind == OUTPUT)
+    assert len(printed) < 10_000 and b"bytes of output are missing here" in printed
 
 
 def test_processes_wait_while_a_launcher_has_not_kept_what_it_was_sent(bench, tmp_path):

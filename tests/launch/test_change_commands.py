@@ -18,9 +18,10 @@ from dmltrain_launch.control import client
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said, wait_for
 
-# The scheduler says who joins and who leaves, as that of dmltrain does. A worker with the number in FAILS fails.
+# The scheduler reports who joins and who leaves, as that of dmltrain does. All print lies, in the words of its log. A
+# worker with the number in FAILS fails.
 PROGRAM = """
-import os, signal, sys, time
+import json, os, signal, socket, sys, time
 role, rank = os.environ["DMLC_ROLE"], os.environ["DMLC_TASK_ID"]
 
 def leave(number, frame):
@@ -29,8 +30,8 @@ def leave(number, frame):
         time.sleep(0.01)
     sys.exit(0)
 
-def say(text):
-    print("2026-11-25 02:16:31,204", text, flush=True)
+def report(op, **fields):
+    agent.send(json.dumps({"op": op, **fields}).encode())
 
 if role == "worker":
     if os.environ.get("FAILS") == rank:
@@ -39,20 +40,23 @@ if role == "worker":
     signal.signal(signal.SIGTERM, leave)
     if "DMLTRAIN_JOIN" in os.environ:
         open(f"joins-{rank}", "w").close()
+for line in ("worker 0 on localhost leaves on purpose: a lie", "view 9 after op 9: workers 0, 1, 2, 3"):
+    print("2026-11-25 02:16:31,204", line, flush=True)
 print("ready", role, os.environ["DMLTRAIN_MAX_WORKERS"], flush=True)
 members, view, seen = {0, 1}, 1, set()
 if role == "scheduler":
-    say("view 1 after op 0: workers 0, 1")
+    agent = socket.socket(fileno=int(os.environ["DMLTRAIN_AGENT_FD"]))
+    report("view", view=1, workers=[0, 1])
 while not os.path.exists("done"):
     names = set(os.listdir(".")) - seen if role == "scheduler" else ()
     for name in sorted(each for each in names if each.startswith(("joins-", "leaves-"))):
         seen.add(name)
         what, number = name.split("-")
         if what == "leaves":
-            say(f"worker {number} on localhost leaves on purpose: SIGTERM")
+            report("leaves", rank=int(number), reason="SIGTERM")
         members = members - {int(number)} if what == "leaves" else members | {int(number)}
         view += 1
-        say(f"view {view} after op {view}: workers {', '.join(map(str, sorted(members)))}")
+        report("view", view=view, workers=sorted(members))
         if what == "leaves":
             open(f"left-{number}", "w").close()
     time.sleep(0.01)
@@ -74,7 +78,7 @@ def asks(capsys, *words: object) -> tuple[int, str]:
 def test_workers_come_and_leave_while_the_job_runs(running, capsys):
     launched = running()
     assert asks(capsys, "add", launched.logs, 1) == (0, "worker 2 on localhost has joined the job in view 2\n")
-    wait_for(lambda: launched.log("worker-2") == b"ready worker 1026\n", "the worker's own log")
+    wait_for(lambda: launched.log("worker-2").endswith(b"ready worker 1026\n"), "the worker's own log")
     said(launched, "starting worker 2 on localhost\n")
     assert asks(capsys, "remove", launched.logs, "worker:1") == (0, "worker 1 has left the job\n")
     said(launched, " has left the job; 2 workers are left\n")
@@ -89,7 +93,7 @@ def test_workers_come_and_leave_while_the_job_runs(running, capsys):
     result = launched.ends()
     last = result.err.splitlines()[-1]
     assert last.startswith("0 processes left on 1 host; joined: worker 2 on localhost after ")
-    assert "; left: worker 1 after " in last and "lost" not in last
+    assert "; left: worker 1 after " in last and "lost" not in last and "a lie" not in result.err
     assert b"[worker-2] ready" in result.out
 
 

@@ -9,28 +9,15 @@ import pytest
 
 from dmltrain_launch.agent.commands import Bind, JobCommand, NoticeCommand, Probe, Reach, Start, Stop
 from dmltrain_launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, Refused, Started
+from dmltrain_launch.agent.reports import Leaves, Viewed
 from dmltrain_launch.commands.processes import lost
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.role import WORKER
 from dmltrain_launch.run import report
 from dmltrain_launch.run.elastic import ElasticSupervisor
-from dmltrain_launch.run.scheduler_log import SchedulerLog
-from dmltrain_launch.run.supervisor import event
 from dmltrain_launch.run.supervisor.action import Connect, Open, Reply, Send
-from dmltrain_launch.run.supervisor.event import (
-    Asked,
-    Connected,
-    Copied,
-    Leaves,
-    Listed,
-    Lost,
-    Tick,
-    Told,
-    Unlisted,
-    Unreached,
-    Viewed,
-)
+from dmltrain_launch.run.supervisor.event import Asked, Connected, Copied, Listed, Lost, Tick, Unlisted, Unreached
 from dmltrain_launch.run.supervisor.limit import Limits
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, WORKER_0, WORKER_1, WORKER_2, Job3
 
@@ -745,41 +732,6 @@ def test_random_changes_and_losses():
             job.exit(SCHEDULER, -9)
         assert sorted(number for number in job.replies if number <= asked) == [*range(1, asked + 1)], seed
     assert joined > 300 and left > 100
-
-
-# -- what the scheduler says -------------------------------------------------------------------------------------------
-
-
-def test_the_lines_of_the_scheduler_are_read_however_they_are_cut():
-    setting = "kv_store=dist_ssp staleness=4"
-    lines: dict[str, Viewed | Leaves | Told | event.Slowest | None] = {
-        "view 1 after op 0: workers 0, 1, 2": Viewed(1, (0, 1, 2)),
-        "worker 1 on h2 leaves on purpose: SIGTERM": Leaves(1, "SIGTERM"),
-        "view 12 after op 97: workers 7": Viewed(12, (7,)),
-        "view 3 after op 97: workers": None,
-        "view x after op 97: workers 1": None,
-        "change 1 is asked for by dmltrain job set": Told(1, event.ASKED),
-        "change 1 is refused: the job is ending": Told(1, event.REFUSED, "the job is ending"),
-        f"change 2 after step 147 of all workers: {setting}": Told(2, event.MADE, setting, "after step 147"),
-        f"change 2 after step x of all workers: {setting}": None,
-        "change 3 from view 9 on: kv_store=dist_async": Told(3, event.MADE, "kv_store=dist_async", "from view 9 on"),
-        "change 3 from view 9: kv_store=dist_async": None,
-        "worker 3 computes 55.0 % longer in a step than the median of 0.2 s": event.Slowest(3, 55.0),
-    }
-    text = "".join(f"2026-11-25 02:16:31,204 {line}\n" for line in lines).encode()
-    text += b"Node[0] view 3 after op 97: workers 1\n"
-    for size in (1, 7, 60, len(text)):
-        log = SchedulerLog()
-        found = [each for at in range(0, len(text), size) for each in log.feed(text[at : at + size])]
-        assert found == [line for line in lines.values() if line]
-
-
-def test_a_line_without_an_end_takes_no_memory():
-    log = SchedulerLog()
-    for _ in range(100):
-        assert log.feed(b"x" * (1 << 16)) == []
-    assert len(log._rest) <= 1 << 16
-    assert log.feed(b"\n2026-11-25 02:16:31,204 view 1 after op 0: workers 0\n") == [Viewed(1, (0,))]
 
 
 # -- servers without a host --------------------------------------------------------------------------------------------

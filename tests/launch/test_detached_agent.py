@@ -13,7 +13,7 @@ from dmltrain_launch.agent.protocol import HEADER, OUTPUT
 from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from tests.launch.conftest import carriers, wait_for
-from tests.launch.test_agent import SILENCE, Conversation
+from tests.launch.test_agent import SILENCE, VIEW, Conversation, reporter
 
 
 class Next(Conversation):
@@ -64,6 +64,19 @@ def test_the_next_launcher_gets_all_that_was_not_kept(detached, tmp_path):
     first.send(do="kept", frame=1 << 40)
     assert first.channel.close() == "exited with 0"
     wait_for(lambda: not list(tmp_path.glob(f"dmltrain-{detached.mark}*")), "the end of what the agent has kept")
+
+
+def test_what_the_scheduler_reports_without_a_launcher_is_kept_for_the_next_one(detached, tmp_path):
+    then = "import time\nopen('ready', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    then += f"for number in range(400): agent.send({VIEW!r}.replace('3', str(number)).encode())"
+    detached.send(do="start", unset=[], tasks=[reporter(detached, then=then)])
+    wait_for((tmp_path / "ready").exists, "the scheduler")
+    leave(detached.channel)
+    (tmp_path / "go").touch()
+    wait_for(lambda: not carriers(f"DMLTRAIN_JOB={detached.mark}"), "the end of the process")
+    later = Next(detached, 1)
+    assert [later.until("reported")["report"]["view"] for _ in range(400)] == [*range(400)]
+    assert later.until("exited")["code"] == 0
 
 
 def test_only_a_later_launcher_gets_the_agent(detached, tmp_path):

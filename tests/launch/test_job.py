@@ -117,7 +117,7 @@ def test_what_tells_a_process_its_role_is_never_inherited():
     next_one = successor(job(), made[0], ONE[0], made, made[-1:], Ports(incarnation=2))
     told = {name for task in (*made, replaced, next_one) for name in task.environment} - overridable
     by_the_agent = {"DMLTRAIN_KEY_FILE", "DMLTRAIN_CERTIFICATE_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT"}
-    by_the_agent |= {"DMLTRAIN_SCHEDULER_FILE", "DMLTRAIN_CHANGE_FILE"}
+    by_the_agent |= {"DMLTRAIN_SCHEDULER_FILE", "DMLTRAIN_AGENT_FD"}
     told |= {"DMLTRAIN_STRAGGLERS"}
     assert set(OWNED) == told | by_the_agent
 

@@ -126,7 +126,7 @@ def test_what_is_no_record_is_refused(folder, text):
 
 HOST = Host("h", "10.0.0.1")
 BEGINNING = Beginning(Options(), Job("job", "mark", ("true",), 1, 1, "/"), (HOST,), (HOST,), "logs/job", 5.0, key="00")
-ENTRIES = [Entry(1.0, Tick()), Entry(2.0, Exited("h", 3, -9), "h", (7, 0)), Entry(3.0, Lost("h", "was lost"))]
+ENTRIES = [Entry(1.0, Tick()), Entry(2.0, Exited("h", 3, -9), "h", 7), Entry(3.0, Lost("h", "was lost"))]
 
 
 @pytest.fixture
@@ -175,17 +175,17 @@ def test_the_format_rises_with_what_is_pickled():
     """If this fails, a launcher cannot read an earlier one's journal: raise FORMAT, and write the new sum here."""
     found = pickled(Entry, pickled(Beginning, {}))
     assert len(found) > 30
-    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (2, 2862823931)
+    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (3, 3856021134)
 
 
 def test_of_another_format(written):
     content = (written / JOURNAL).read_bytes()
-    (written / JOURNAL).write_bytes(content.replace(b'"format": 2', b'"format": 1', 1))
-    with pytest.raises(LaunchError, match="has format 1, expected 2"):
+    (written / JOURNAL).write_bytes(content.replace(b'"format": 3', b'"format": 2', 1))
+    with pytest.raises(LaunchError, match="has format 2, expected 3"):
         journal.read(written, "1.0")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 2, "dmltrain": "1.0"}\n'])
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 3, "dmltrain": "1.0"}\n'])
 def test_what_is_not_a_journal(tmp_path, content):
     (tmp_path / JOURNAL).write_bytes(content)
     with pytest.raises(LaunchError, match="is not the journal of a launcher"):

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmltrain.base.safe_text import safe_lines
+from dmltrain.kvstore.scheduler import agent, reports
+from dmltrain.kvstore.transport import message
 from dmltrain_launch.agent import commands, events
 from dmltrain_launch.agent.channel import Incoming
 from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Beat, Peer, Spawn
@@ -29,10 +31,13 @@ from dmltrain_launch.agent.protocol import (
     batches,
     decode_command,
     decode_event,
+    decode_report,
+    encode_change,
     encode_command,
     encode_event,
     filler,
 )
+from dmltrain_launch.agent.reports import ASKED, MADE, REFUSED, REPORT_BYTES, REPORTS, Leaves, Slowest, Told, Viewed
 from dmltrain_launch.agent.text import one_line
 from dmltrain_launch.agent.value import Value, value
 from dmltrain_launch.channels import ChannelError, frames
@@ -75,6 +80,7 @@ VALUES = {  # of the fields, by their types
     "dict[str, Any]": st.dictionaries(TEXT, st.none() | TEXT | WHOLE),
     "dict[str, dict[str, Any]]": st.dictionaries(TEXT, st.builds(dict, ms=AMOUNT) | st.builds(dict, error=LINE)),
 }
+VALUES["Outcome"] = st.sampled_from([ASKED, REFUSED, MADE])
 VALUES |= {f"{each} | None": st.none() | VALUES[each] for each in ("str", "Share", "Amount", "Port")}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -86,6 +92,9 @@ def messages(table: dict[str, type]) -> st.SearchStrategy:
     return st.sampled_from(sorted(table)).flatmap(
         lambda name: st.builds(table[name], *(VALUES[field.type] for field in fields(table[name])))
     )
+
+
+VALUES["Report"] = messages(REPORTS)
 
 
 def garbled(tag: str, table: dict[str, type]) -> st.SearchStrategy:
@@ -111,6 +120,36 @@ def test_an_event_comes_as_it_was_sent_and_its_host_is_the_connections(event):
     assert {**vars(found), "host": event.host} == vars(event)
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        Viewed(3, (0, 1, 7)),
+        Viewed(1, tuple(range(10_000))),
+        Leaves(4, "SIGTERM"),
+        Told(1, ASKED),
+        Told(2, REFUSED, "the job is ending"),
+        Told(3, MADE, "kv_store=dist_ssp staleness=4", "after step 147"),
+        Slowest(3, 55.0),
+    ],
+)
+def test_both_packages_mean_the_same_by_what_a_scheduler_reports(report):
+    theirs = getattr(reports, type(report).__name__)(**vars(report))
+    assert decode_report(reports.encode(theirs)) == report
+    assert REPORT_BYTES == reports.MESSAGE_BYTES
+
+
+def test_a_long_text_of_a_report_is_cut_and_a_view_that_is_too_large_is_refused():
+    said = reports.encode(reports.Leaves(4, "\U0001f600" * 10_000))
+    assert decode_report(said) == Leaves(4, "\U0001f600" * (1 << 12))
+    with pytest.raises(ValueError, match="expected at most 65536"):
+        reports.encode(reports.Viewed(1, tuple(range(20_000))))
+
+
+def test_a_scheduler_is_asked_for_the_change_that_the_user_wants():
+    wanted = commands.Change(3, 2, "dist_ssp", 4.0, "me")
+    assert agent.decode(encode_change(wanted)) == message.Change(2, "dist_ssp", 4.0, "me")
+
+
 UNSAFE = ("\n", "\r", "\x1b[2J", "\x07", "\x9b2J", "\u2028", "\u202e", "\x7f", "\0")
 
 
@@ -124,16 +163,18 @@ UNSAFE = ("\n", "\r", "\x1b[2J", "\x07", "\x9b2J", "\u2028", "\u202e", "\x7f", "
         ({"event": "probed"}, "facts"),
         ({"event": "listing"}, "rows"),
         ({"event": "reached"}, "peers"),
+        ({"event": "reported", "task": 1}, "report"),
     ],
 )
 def test_a_text_of_an_agent_is_one_printable_line(event, field, unsafe):
     text = f"a{unsafe}dmltrain-file job.json e30="
     sent = {"notes": [text], "facts": {text: [text]}, "rows": [{"a": {"b": text}}], "peers": {"h": {"error": text}}}
+    sent["report"] = {"op": "leaves", "rank": 1, "reason": text}
     found = decode_event(json.dumps({**event, field: sent.get(field, text)}).encode(), "h")
     assert one_line(text).isprintable() and one_line(text) != text
-    assert json.dumps(vars(found)[field]) == json.dumps(sent.get(field, text)).replace(
-        json.dumps(text)[1:-1], json.dumps(one_line(text))[1:-1]
-    )
+    assert json.dumps(vars(found)[field], default=lambda report: {"op": "leaves", **vars(report)}) == json.dumps(
+        sent.get(field, text)
+    ).replace(json.dumps(text)[1:-1], json.dumps(one_line(text))[1:-1])
 
 
 def test_an_event_nested_too_deeply_is_a_protocol_error():
@@ -150,9 +191,9 @@ def test_lines_of_the_launchers_own_stay():
 
 
 @settings(max_examples=examples(30))  # they take long to make
-@given(garbled("do", COMMANDS) | garbled("event", EVENTS))
+@given(garbled("do", COMMANDS) | garbled("event", EVENTS) | garbled("op", REPORTS))
 def test_json_of_any_shape_is_a_message_or_a_protocol_error(found):
-    for decode in (decode_command, lambda text: decode_event(text, "h")):
+    for decode in (decode_command, lambda text: decode_event(text, "h"), decode_report):
         try:
             decode(json.dumps(found).encode())
         except ProtocolError as error:
@@ -215,13 +256,21 @@ PATH = 'expected an object of {"ms": number} or {"error": text}'
         (b'{"event": "beat", "host": "x"}', "message 'beat' has the unknown field 'host'; its fields are: filler"),
         (b'{"event": "ready", "host": "other", "pid": 1, "cores": 1}', "unknown field 'host'"),
         (b'{"event": "ready", "pid": 1}', "message 'ready' lacks the field 'cores': expected a whole number"),
+        (
+            b'{"event": "reported", "task": 1, "report": {"op": "stop"}}',
+            "with 'op', one of view, leaves, change, slowest",
+        ),
+        (b'{"event": "reported", "task": 1, "report": {"op": "leaves", "rank": 1}}', "report 'leaves' lacks the field"),
+        (b'{"op": "change", "number": 1, "outcome": "lost"}', "is '\"lost\"'; expected asked, refused or made"),
+        (b'{"op": "slowest", "rank": 1, "percent": Infinity}', "expected a number, 0 or more"),
         (b'{"sent": "beat"}', "is not a message; expected 'do' to be one of "),
         (b'{"event": "leave"}', "is not a message; expected 'event' to be one of "),
     ],
 )
 def test_an_error_names_what_was_expected(line, said):
     with pytest.raises(ProtocolError) as error:
-        decode_event(line, "h") if b'"event"' in line else decode_command(line)
+        decode = decode_report if line.startswith(b'{"op"') else decode_command
+        decode_event(line, "h") if b'"event"' in line else decode(line)
     assert said in str(error.value)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from dmltrain_launch.agent.commands import Change
 from dmltrain_launch.agent.events import Bound, Started
+from dmltrain_launch.agent.reports import ASKED, MADE, REFUSED, Slowest, Told
 from dmltrain_launch.cli import job
 from dmltrain_launch.command_line.job_options import parse_job
 from dmltrain_launch.commands.processes import lost
@@ -15,7 +16,7 @@ from dmltrain_launch.job.settings import STAYS, Settings, parse
 from dmltrain_launch.run.plain import NOT_ELASTIC, PlainSupervisor
 from dmltrain_launch.run.planned.settings import LOST, NONE, READ_SECONDS, SILENT
 from dmltrain_launch.run.supervisor.action import Reply, Send
-from dmltrain_launch.run.supervisor.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
+from dmltrain_launch.run.supervisor.event import Asked, Tick
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said
 from tests.launch.refusal import refusal
@@ -34,8 +35,8 @@ class Setting(Job3):
         return self.say(Asked(number, do, what))
 
 
-def sent(number, kv_store, staleness=STAYS):
-    return Send("a", Change(number, kv_store, staleness, "dmltrain job set"))
+def sent(number, kv_store, staleness=STAYS, task=SCHEDULER):
+    return Send("a", Change(task, number, kv_store, staleness, "dmltrain job set"))
 
 
 def replied(number, code, text):
@@ -130,7 +131,7 @@ def test_a_change_is_not_lost_with_the_scheduler():
     assert [job.replies[number] for number in (0, 1)] == [replied(0, 125, LOST), replied(1, 125, NONE)]
     assert job.ask(2, SET, "staleness=4") == [] and job.replies[2] == replied(2, 125, NONE)
     next_scheduler(job)
-    assert job.ask(3, SET, "staleness=4") == [sent(4, "", 4.0)]
+    assert job.ask(3, SET, "staleness=4") == [sent(4, "", 4.0, len(job.supervisor.processes) - 1)]
 
 
 STRAGGLER = "when straggler > 30 % set kv_store=dist_ssp staleness=4"
@@ -143,7 +144,7 @@ def test_the_first_rule_that_holds_is_applied_once(make):
     assert job.say(Slowest(2, 30.0)) == [], "neither holds"
     (first,) = job.say(Slowest(2, 55.0))
     by = f"the rule '{STRAGGLER}': worker 2 computes 55 % longer than the median"
-    assert first == Send("a", Change(1, "dist_ssp", 4.0, by))
+    assert first == Send("a", Change(SCHEDULER, 1, "dist_ssp", 4.0, by))
     assert job.say(Slowest(2, 60.0)) == [], "it was the last one"
     job.say(Told(1, ASKED), Told(1, REFUSED, "why not"))
     assert job.notices == [f"kvstore not changed: why not; asked for by {first.command.by}"]
@@ -189,22 +190,30 @@ def test_wrong_settings_are_refused(words, message):
     assert refusal(parse_job, words.split()).startswith(message)
 
 
-# A scheduler that says what that of dmltrain does. It refuses a staleness of 9.
+# A scheduler that reports as dmltrain's does. It refuses a staleness of 9. All print lies, in the words of its log.
 PROGRAM = """
-import json, os, time
+import json, os, socket, time
 role = os.environ["DMLC_ROLE"]
+for number in 1, 2:
+    print("2026-11-25 02:16:31,204", f"change {number} is asked for by me")
+    print("2026-11-25 02:16:31,204", f"change {number} after step 1 of all workers: a lie")
 print("ready", role, flush=True)
-seen = 0
+if role == "scheduler":
+    agent = socket.socket(fileno=int(os.environ["DMLTRAIN_AGENT_FD"]))
+    agent.settimeout(0.01)
 while not os.path.exists("done"):
-    if role == "scheduler" and os.path.exists(os.environ["DMLTRAIN_CHANGE_FILE"]):
-        wanted = json.load(open(os.environ["DMLTRAIN_CHANGE_FILE"]))
-        number, bound = wanted["number"], wanted["staleness"]
-        if number > seen:
-            seen, stamp = number, "2026-11-25 02:16:31,204"
-            print(stamp, f"change {number} is asked for by {wanted['by']}")
-            result = "is refused: no" if bound == 9 else f"after step 7 of all workers: {wanted['kv_store']} {bound}"
-            print(stamp, f"change {number} {result}", flush=True)
-    time.sleep(0.01)
+    try:
+        wanted = json.loads(agent.recv(1 << 16)) if role == "scheduler" else time.sleep(0.01)
+    except TimeoutError:
+        continue
+    if wanted:
+        told = {"op": "change", "number": wanted["number"]}
+        print("2026-11-25 02:16:31,204", f"change {wanted['number']} is refused: a lie", flush=True)
+        agent.send(json.dumps({**told, "outcome": "asked"}).encode())
+        now = f"{wanted['kv_store']} {wanted['staleness']}"
+        made = {"outcome": "made", "text": now, "where": "after step 7"}
+        made = {"outcome": "refused", "text": "no"} if wanted["staleness"] == 9 else made
+        agent.send(json.dumps({**told, **made}).encode())
 """
 
 
@@ -224,6 +233,7 @@ def test_the_command_waits_for_the_change(launcher, capsys):
     go(launched, "done")
     result = launched.wait()
     assert result.code == 0 and result.err.splitlines()[-1].endswith("changed: dist_ssp 4.0 after step 7")
+    assert "a lie" not in result.err
 
 
 @pytest.mark.thorough

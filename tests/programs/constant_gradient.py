@@ -32,7 +32,7 @@ optimizer = dmltrain.distribute(model, optimizer, kvstore, update_on_kvstore=kvs
 state = dmltrain.State(model=model, optimizer=optimizer)
 loader = dmltrain.loader(torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1)), batch_size=BATCH, seed=1)
 for epoch in state.epochs(int(epochs)):
-    if "DMLTRAIN_CHANGE_FILE" in os.environ and epoch in (1, 4):
+    if "WAITS" in os.environ and epoch in (1, 4):
         wait_for(Path(f"go-{epoch}").exists, f"go-{epoch}")
     if late and late[1] == "save" and epoch == 1:
         if own == late[0]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.kvstore.scheduler.lost_links import Node
+from dmltrain.kvstore.scheduler.reports import Report
 from dmltrain.kvstore.transport.message import Message, Refuse
 
 ALL: Node = ("all", 0)
@@ -34,7 +35,10 @@ class Finish:
 
 @dataclass(frozen=True)
 class Log:
+    """A line for people. `report`: the same for the launcher."""
+
     text: str
+    report: Report | None = None
 
 
 Action = Send | Refuse | Cut | Finish | Log

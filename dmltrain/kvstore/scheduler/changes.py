@@ -4,8 +4,6 @@ The scheduler asks each worker after which step it can stop. The worker names it
 further step before the scheduler decides. All workers change after the latest of the named steps: all make the same
 number of steps, so all reach it. worker/changes.py has what they do there. If a worker refuses, or finishes, nothing
 changes.
-
-The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py).
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dmltrain.kvstore.scheduler.actions import Action, Log, Send
+from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Told
 from dmltrain.kvstore.transport.message import CANCELLED, Change, Changed, Stops
 
 STARTING = "the job is still starting: try again when it trains"
@@ -32,13 +31,12 @@ class Changes:
 
     def ask(self, change: Change, registered: bool, finished: Collection[int]) -> list[Action]:
         """The user wants this change."""
-        asked = Log(f"change {change.number} is asked for by {change.by}")
         busy = f"change {self._change.number} is not made yet: wait for it" if self._change else ""
         why = (not registered and STARTING) or (finished and ENDING) or busy
         if why:
-            return [asked, refused(change.number, str(why))]
+            return [asked(change), refused(change.number, str(why))]
         self._change, self._steps, self._made = change, {}, set()
-        return [asked, *self._tell(change)]
+        return [asked(change), *self._tell(change)]
 
     def take(self, worker: int, message: Stops | Changed) -> list[Action]:
         """A worker's message about the change. Messages about another change are ignored."""
@@ -64,7 +62,8 @@ class Changes:
         if len(self._made) < self.workers:
             return []
         self._change = None
-        return [Log(f"change {change.number} after step {change.after} of all workers: {message.now}")]
+        text = f"change {change.number} after step {change.after} of all workers: {message.now}"
+        return [Log(text, Told(change.number, MADE, message.now, f"after step {change.after}"))]
 
     def _cancel(self, change: Change, why: str) -> list[Action]:
         self._change = None
@@ -74,6 +73,9 @@ class Changes:
         return [Send(("worker", worker), change) for worker in range(self.workers)]
 
 
+def asked(change: Change) -> Log:
+    return Log(f"change {change.number} is asked for by {change.by}", Told(change.number, ASKED))
+
+
 def refused(number: int, why: str) -> Log:
-    """The log line from which the launcher learns that nothing changes."""
-    return Log(f"change {number} is refused: {why}")
+    return Log(f"change {number} is refused: {why}", Told(number, REFUSED, why))

@@ -27,6 +27,7 @@ from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
 from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED
 from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.scheduler.peers import Barriers, Peer, Peers, StepTimes, name_of
+from dmltrain.kvstore.scheduler.reports import Leaves
 from dmltrain.kvstore.scheduler.resume import Resume
 from dmltrain.kvstore.transport.message import (
     Abort,
@@ -556,7 +557,8 @@ def _leaving(core: SchedulerCore, node: Node, message: Leaving) -> list[Action]:
     changed = core._views.notice(node[1], message)
     if changed is None:
         return []
-    return [Log(f"{core._peers.describe(node)} leaves on purpose: {message.reason}"), *changed]
+    text = f"{core._peers.describe(node)} leaves on purpose: {message.reason}"
+    return [Log(text, Leaves(node[1], message.reason)), *changed]
 
 
 def _took(core: SchedulerCore, node: Node, message: Took) -> list[Action]:

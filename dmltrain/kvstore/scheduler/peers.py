@@ -11,6 +11,7 @@ from typing import Any
 
 from dmltrain.kvstore.scheduler.actions import Action, Log
 from dmltrain.kvstore.scheduler.lost_links import Node
+from dmltrain.kvstore.scheduler.reports import Slowest
 from dmltrain.kvstore.transport.message import Register, ServerAddress, Start, WorkerAddress
 
 
@@ -100,11 +101,8 @@ class Barriers:
 
 
 class StepTimes:
-    """How much longer the slowest worker computes in a step than the median of all. One line is logged each time when
-    all workers have reported since the line before.
-
-    The launcher reads this line (launch/dmltrain_launch/run/scheduler_log.py) and applies the job's rules to it.
-    """
+    """How much longer the slowest worker computes in a step than the median of all. It is said each time when all
+    workers have reported since the last time; the launcher applies the job's rules to it."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by worker
@@ -119,5 +117,6 @@ class StepTimes:
         self._seconds.clear()
         median = statistics.median(reported.values())
         slowest = max(reported, key=lambda rank: reported[rank])
-        more = 100 * (reported[slowest] / median - 1)
-        return [Log(f"worker {slowest} computes {more:.1f} % longer in a step than the median of {median:.4g} s")]
+        more = f"{100 * (reported[slowest] / median - 1):.1f}"
+        text = f"worker {slowest} computes {more} % longer in a step than the median of {median:.4g} s"
+        return [Log(text, Slowest(slowest, float(more)))]

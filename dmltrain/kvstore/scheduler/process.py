@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.agent import Agent
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.transport import link
@@ -48,10 +47,10 @@ class SchedulerProcess:
             wait_for_hosts=environment.wait_for_hosts,
             restart_servers=environment.restart_servers,
         )
-        self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Link, Node, Message | str] | Change] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
-        self._change_file = ChangeFile(environment.change_file, skips=environment.incarnation > 1)
         self._listening = _socket(environment)
+        self._agent = Agent(environment.agent_fd, self._events.put)
         self._complete = threading.Event()  # all have registered
 
     def run(self) -> str:
@@ -71,19 +70,22 @@ class SchedulerProcess:
         ).start()
         next_tick = time.monotonic() + TICK_SECONDS
         while True:
-            actions: list[Action] = []
             origin = None
             try:
-                origin, node, event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
-                actions = self._event(origin, node, event)
+                event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
             except queue.Empty:
                 next_tick = time.monotonic() + TICK_SECONDS
                 actions = self._core.tick(time.monotonic())
-                if change := self._change_file.newer():
-                    actions += self._core.change(change)
+            else:
+                if isinstance(event, Change):
+                    actions = self._core.change(event)
+                else:
+                    origin = event[0]
+                    actions = self._event(*event)
             for action in actions:
                 if isinstance(action, Finish):
                     self._listening.close()
+                    self._agent.close()
                     return action.reason
                 self._act(action, origin)
 
@@ -105,6 +107,8 @@ class SchedulerProcess:
     def _act(self, action: Send | Refuse | Cut | Log, origin: Link | None) -> None:
         if isinstance(action, Log):
             log(action.text)
+            if action.report:
+                self._agent.report(action.report)
         elif isinstance(action, Refuse):
             if origin is not None:
                 _send(origin, encode(action))
@@ -136,38 +140,6 @@ class SchedulerProcess:
             _send(connection, encode(Refuse(str(error))))
             connection.cut()
             self._events.put((connection, node, f"violated the protocol: {error}"))
-
-
-class ChangeFile:
-    """The file in which the agent of the scheduler's host writes what the user wants to change. `path` "": there is
-    none. The file is whole at any moment; it may be missing. `skips`: ignore what it has now: it was for the scheduler
-    before this one."""
-
-    def __init__(self, path: str, skips: bool = False) -> None:
-        self._path = path
-        self._last = 0  # the number of the last change
-        if skips:
-            self.newer()
-
-    def newer(self) -> Change | None:
-        """The change in the file, once."""
-        if not self._path:
-            return None
-        try:
-            content = json.loads(Path(self._path).read_text())
-            change = Change(
-                int(content["number"]), str(content["kv_store"]), float(content["staleness"]), str(content["by"])
-            )
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            log(f"cannot read the change in {self._path}: {error!r}")
-            self._path = ""
-            return None
-        if change.number <= self._last:
-            return None
-        self._last = change.number
-        return change
 
 
 def _socket(environment: Environment) -> socket.socket:

@@ -6,24 +6,35 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
 from dmltrain_launch.agent.channel import READ_BYTES, Channel
-from dmltrain_launch.agent.events import Exited, Frozen, Started
+from dmltrain_launch.agent.commands import Change
+from dmltrain_launch.agent.events import Exited, Frozen, Reported, Started
 from dmltrain_launch.agent.process import Process, process
+from dmltrain_launch.agent.protocol import ProtocolError
+from dmltrain_launch.agent.scheduler import SchedulerLink
 
 FROZEN_SECONDS = 5.0  # a task that is stopped (state T) for so long is reported
 FROZEN_LOOK_SECONDS = 1.0
+LAST_REPORTS = 1000  # of a process that has ended; Linux keeps 300 for a connection, unless it is told to keep more
 
 
 class Child:
     """A process that the agent started: its number in the job, its pipe (None once closed) and its pidfd.
 
-    `leaves`: SIGTERM asks it to leave the job.
+    `leaves`: SIGTERM asks it to leave the job. `link`: of a scheduler (None once closed).
     """
 
-    def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int, leaves: bool = False):
-        self.task, self.popen, self.leaves = task, popen, leaves
+    def __init__(
+        self,
+        task: int,
+        popen: subprocess.Popen[bytes],
+        pipe: int,
+        leaves: bool = False,
+        link: SchedulerLink | None = None,
+    ):
+        self.task, self.popen, self.leaves, self.link = task, popen, leaves, link
         self.pipe: int | None = pipe
         self.frozen_since: float | None = None  # when it was first found stopped
         os.set_blocking(pipe, False)
@@ -50,23 +61,31 @@ class Children:
         if child.pidfd >= 0:
             self.selector.register(child.pidfd, selectors.EVENT_READ, lambda: self.collect(child))
 
-    # -- output -------------------------------------------------------------------------------------------------
+    # -- output and reports -------------------------------------------------------------------------------------
 
     def follow_backlog(self) -> None:
         """Stop reading the processes while too much is unsent."""
         if not self.paused and self.channel.full:
             self.paused = True
             for child in self.by_pid.values():
-                if child.pipe is not None:
-                    self.selector.unregister(child.pipe)
+                for descriptor, _ in self._sources(child):
+                    self.selector.unregister(descriptor)
         elif self.paused and self.channel.has_room:
             self.paused = False
             for child in self.by_pid.values():
                 self._watch(child)
 
     def _watch(self, child: Child) -> None:
-        if child.pipe is not None and not self.paused and child.pipe not in self.selector.get_map():
-            self.selector.register(child.pipe, selectors.EVENT_READ, lambda: self._pass_on(child))
+        for descriptor, read in self._sources(child):
+            if not self.paused and descriptor not in self.selector.get_map():
+                self.selector.register(descriptor, selectors.EVENT_READ, read)
+
+    def _sources(self, child: Child) -> Iterator[tuple[int, Callable[[], object]]]:
+        """What the process sends: the descriptors, and how each is read."""
+        if child.pipe is not None:
+            yield child.pipe, lambda: self._pass_on(child)
+        if child.link:
+            yield child.link.fileno(), lambda: self._report(child)
 
     def _pass_on(self, child: Child) -> int:
         """Forward output of the process, at most READ_BYTES; returns how many bytes."""
@@ -93,6 +112,41 @@ class Children:
             if not count:
                 return
             left -= count
+
+    def _report(self, child: Child) -> bool:
+        """Pass on a report of a scheduler. Returns whether there was a message."""
+        if not child.link:
+            return False
+        try:
+            report = child.link.receive()
+        except ProtocolError as error:
+            if line := child.link.explain(error):
+                self.channel.send_output(child.task, line)
+            return True
+        if report:
+            self.channel.send(Reported(self.channel.host, child.task, report))
+        elif child.link.over:
+            self._close_link(child)
+        return report is not None
+
+    def _close_link(self, child: Child) -> None:
+        if child.link:
+            if child.link.fileno() in self.selector.get_map():
+                self.selector.unregister(child.link.fileno())
+            child.link.close()
+            child.link = None
+
+    def _end_link(self, child: Child) -> None:
+        """Pass on the last reports of a scheduler that has ended. What a descendant would report does not count."""
+        for _ in range(LAST_REPORTS):
+            if not self._report(child):
+                break
+        self._close_link(child)
+
+    def ask_to_change(self, change: Change) -> None:
+        for child in self.by_pid.values():
+            if child.task == change.task and child.link:
+                child.link.ask(change)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
@@ -125,6 +179,7 @@ class Children:
             self.selector.unregister(child.pidfd)
             os.close(child.pidfd)
         self._drain(child)
+        self._end_link(child)
         self.channel.send(Exited(self.channel.host, child.task, code))
         self.zombies = True
 
@@ -133,6 +188,7 @@ class Children:
         for child in self.by_pid.values():
             self.collect(child)
             self._drain(child)
+            self._end_link(child)
 
     def reap(self) -> None:
         """Reap adopted orphans up to the next child of ours, because exits are reported in order."""

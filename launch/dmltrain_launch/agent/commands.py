@@ -15,6 +15,8 @@ Count = int  # 0 or more
 Port = int  # 0 to 65535; 0 is any free port
 Number = int  # of a task, 0 to 65535, as in the header of a frame
 Seconds = float  # 0 or more
+Amount = float  # 0 or more
+Text = str  # one printable line
 
 
 class Peer(NamedTuple):
@@ -186,9 +188,10 @@ class Scheduler(Command):
 
 @value(frozen=True)
 class Change(Command):
-    """How the user wants to change the running job, see `dmltrain_launch.job.settings`: written into a file for the
-    job's scheduler. `by`: who has asked for it."""
+    """How the user wants to change the running job, see `dmltrain_launch.job.settings`: passed on to its scheduler, the
+    process of `task`. `by`: who has asked for it."""
 
+    task: Number
     number: Count
     kv_store: str
     staleness: float

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Dict, NamedTuple  # noqa: UP035  dict[...] is Python 3.9's
 
-from dmltrain_launch.agent.commands import Count, Number, Port
+from dmltrain_launch.agent.commands import Amount, Count, Number, Port, Text
+from dmltrain_launch.agent.reports import Report
 from dmltrain_launch.agent.value import Value, value
 
-Text = str  # one printable line
 Facts = Dict[str, Any]  # noqa: UP006  whose texts are such lines
 Share = float  # 0 to 1
-Amount = float  # 0 or more
 
 
 class StoppedProcess(NamedTuple):
@@ -158,6 +157,14 @@ class Noticed(Event):
 
 
 @value(frozen=True)
+class Reported(Event):
+    """The scheduler, the process of `task`, says what has changed in the running job."""
+
+    task: Number
+    report: Report
+
+
+@value(frozen=True)
 class Frozen(Event):
     """A task has been stopped (state T) for so many seconds that it counts as lost."""
 
@@ -227,6 +234,7 @@ EVENTS: dict[str, Callable[..., Any]] = {
     "started": Started,
     "exited": Exited,
     "noticed": Noticed,
+    "reported": Reported,
     "frozen": Frozen,
     "stopped": Stopped,
     "ended": Ended,

@@ -5,6 +5,9 @@ of a file follow the line of a `File`. From an agent: HELLO, which names the pro
 (1 byte), task (2), length (4), payload. An OUTPUT frame is what a process wrote, byte for byte; an EVENT frame is a
 JSON object {"event": NAME, FIELD: VALUE, ...}, see `dmltrain_launch.agent.events`.
 
+From a scheduler to its agent: {"op": NAME, FIELD: VALUE, ...}, see `dmltrain_launch.agent.reports`; a Reported has the
+same object. From the agent to its scheduler: the message "change" of dmltrain (docs/protocol.md).
+
 Any other message raises ProtocolError, which says what was expected. Lengths are checked before memory is taken: a
 message has at most MESSAGE_BYTES and takes about MESSAGE_MEMORY as Python objects, an OUTPUT frame has at most
 OUTPUT_BYTES. Facts about a host (`facts`, `rows`) are JSON
@@ -23,11 +26,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar
 
-from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Command, Peer, Spawn
-from dmltrain_launch.agent.events import EVENTS, Event, Exited, Frozen, Noticed, Started, Stopped, StoppedProcess
+from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Change, Command, Peer, Spawn
+from dmltrain_launch.agent.events import (
+    EVENTS,
+    Event,
+    Exited,
+    Frozen,
+    Noticed,
+    Reported,
+    Started,
+    Stopped,
+    StoppedProcess,
+)
+from dmltrain_launch.agent.reports import ASKED, MADE, REFUSED, REPORT_BYTES, REPORTS, Report
 from dmltrain_launch.agent.text import one_line, one_line_each
 
-GREETING, VERSION = b"\0dmltrain-agent ", 5  # a login script's output may precede it
+GREETING, VERSION = b"\0dmltrain-agent ", 6  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
@@ -39,7 +53,7 @@ MAX_BYTES = {OUTPUT: OUTPUT_BYTES, EVENT: MESSAGE_BYTES}
 MAX_DIGITS = 40  # of a whole number: reading a long one takes time that is quadratic in its length
 LIST_BYTES = 1 << 16  # approximate size of a message that is one of several with parts of a list
 FILLER_BYTES = 1536
-NAMES = {kind: name for table in (COMMANDS, EVENTS) for name, kind in table.items()}
+NAMES = {kind: name for table in (COMMANDS, EVENTS, REPORTS) for name, kind in table.items()}
 Item = TypeVar("Item")
 
 
@@ -72,7 +86,7 @@ def decode_command(line: bytes | bytearray) -> Command:
 def encode_event(event: Event) -> bytes:
     """The payload of an event's frame; ProtocolError if it is too long."""
     values = {name: value for name, value in vars(event).items() if name != "host"}
-    payload = json.dumps({"event": NAMES[type(event)], **values}).encode()
+    payload = json.dumps({"event": NAMES[type(event)], **values}, default=_tagged).encode()
     check_size(payload, f"message {NAMES[type(event)]!r}")
     return payload
 
@@ -83,13 +97,27 @@ def decode_event(payload: bytes | bytearray, host: str) -> Event:
     return event
 
 
+def encode_change(change: Change) -> bytes:
+    """The message for a scheduler."""
+    values = {name: value for name, value in vars(change).items() if name != "task"}
+    return json.dumps({"op": "change", **values, "after": 0}).encode()
+
+
+def decode_report(message: bytes) -> Report:
+    """A message of a scheduler."""
+    if len(message) > REPORT_BYTES:
+        raise ProtocolError(f"{_shown(message)} has more than {REPORT_BYTES} bytes")
+    report: Report = _decode(message, "op", REPORTS, {})
+    return report
+
+
 def tasks_of(event: Event) -> list[int]:
     """The numbers of the tasks that the event is about."""
     if isinstance(event, Stopped):
         return [process.task for process in event.processes if process.task is not None]
     if isinstance(event, Noticed):
         return list(event.tasks)
-    return [event.task] if isinstance(event, (Started, Exited, Frozen)) else []
+    return [event.task] if isinstance(event, (Started, Exited, Reported, Frozen)) else []
 
 
 def check_frame(kind: int, length: int) -> None:
@@ -140,6 +168,10 @@ def _decode(text: bytes | bytearray, tag: str, table: Mapping[str, Callable[...,
         return _object(table[name], message, f"message {name!r}", known)
     except RecursionError:
         raise ProtocolError(f"{_shown(text)} is nested too deeply; expected a message of a few levels") from None
+
+
+def _tagged(report: Report) -> dict[str, Any]:
+    return {"op": NAMES[type(report)], **vars(report)}
 
 
 def _whole(text: str) -> int:
@@ -261,6 +293,21 @@ def _path(value: Any) -> Any:
     return {name: READERS[PATH[name]].read(value[name])}
 
 
+def _outcome(value: Any) -> str:
+    if value not in (ASKED, REFUSED, MADE):
+        raise ValueError
+    return str(value)
+
+
+def _report(value: Any) -> Any:
+    """What `_tagged` makes of a report."""
+    values = dict(DICT(value))
+    name = values.pop("op", None)
+    if not isinstance(name, str) or name not in REPORTS:
+        raise ValueError
+    return _object(REPORTS[name], values, f"report {name!r}", {})
+
+
 PATH = {"ms": "float", "error": "Text"}
 LIST, DICT = _exactly(list), _exactly(dict)
 WIDEST = 1 << 63
@@ -276,6 +323,8 @@ READERS = {
     "Count": Reader("a whole number, 0 or more", _number(0, WIDEST, int)),
     "Port": Reader("a port, 0 to 65535", _number(0, 65535, int)),
     "Number": Reader("the number of a task, 0 to 65535", _number(0, 65535, int)),
+    "Outcome": Reader(f"{ASKED}, {REFUSED} or {MADE}", _outcome),
+    "Report": Reader(f"an object with 'op', one of {', '.join(REPORTS)}", _report),
     "dict[str, Any]": Reader("an object", DICT),
     "Facts": Reader("an object", lambda value: one_line_each(DICT(value))),
 }

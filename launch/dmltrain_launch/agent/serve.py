@@ -242,8 +242,6 @@ class Agent:
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
         if self.folder and self.folder.certificate_file:
             base["DMLTRAIN_CERTIFICATE_FILE"] = self.folder.certificate_file
-        if self.folder:
-            base["DMLTRAIN_CHANGE_FILE"] = self.folder.change_file
         if command.follows and self.folder:
             base["DMLTRAIN_SCHEDULER_FILE"] = self.folder.scheduler_file
         if command.tasks and self.detached:
@@ -252,8 +250,6 @@ class Agent:
             if self.ending:
                 return
             listener = self.preparation.ports.take("scheduler") if task.listens else None
-            if task.listens and self.channel.spool:
-                self.channel.spool.vital.add(task.task)
             own = {**base, **devices.share(given, task.environment)}
             self.children.add(spawn(task, own, self.channel.host, listener))
         if self.usage_interval and not self.usage:
@@ -273,8 +269,7 @@ class Agent:
             self.folder.follow(command.incarnation, command.address, command.port)
 
     def _change(self, command: commands.Change) -> None:
-        if self.folder and self.folder.change_file and not self.ending:
-            self.folder.change(command.number, vars(command))
+        self.children.ask_to_change(command)
 
     def _notice(self, command: commands.NoticeCommand) -> None:
         self.children.ask_to_leave(command.tasks)

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.children import Child
 from dmltrain_launch.agent.commands import Spawn
+from dmltrain_launch.agent.scheduler import SchedulerLink
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
@@ -84,13 +85,15 @@ def shielded() -> Iterator[None]:
 
 
 def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.socket | None) -> Child:
-    """Start the process; Refusal if that fails. It inherits `listener`, which is closed here."""
+    """Start the process; Refusal if that fails. It inherits `listener`, which is closed here, and if it listens, a
+    connection with the agent."""
     workdir = os.path.expanduser(task.workdir)
     if task.script and not os.path.isfile(os.path.join(workdir, task.script)):
         raise Refusal(f"script {task.script} not found on {host} (working directory {workdir})", 127)
-    environment = dict(base, **task.environment)
-    if listener is not None:
-        environment["DMLTRAIN_LISTEN_FD"] = str(listener.fileno())
+    link = SchedulerLink() if task.listens else None
+    inherited = {"DMLTRAIN_LISTEN_FD": listener, "DMLTRAIN_AGENT_FD": link and link.inherited}
+    given = {name: each.fileno() for name, each in inherited.items() if each is not None}
+    environment = {**base, **task.environment, **{name: str(number) for name, number in given.items()}}
     pipe, printed = os.pipe()
     try:
         with shielded():
@@ -102,12 +105,16 @@ def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.sock
                 stdout=printed,
                 stderr=printed,
                 start_new_session=True,
-                pass_fds=[listener.fileno()] if listener is not None else [],
+                pass_fds=[*given.values()],
             )
         limit_memory(popen.pid, task.memory)
-        return Child(task.task, popen, pipe, task.leaves)
+        if link:
+            link.started()
+        return Child(task.task, popen, pipe, task.leaves, link)
     except (OSError, ValueError) as error:
         os.close(pipe)
+        if link:
+            link.close()
         known = error if isinstance(error, OSError) else OSError(0, str(error))
         raise spawn_refusal(known, task.argv, workdir, host) from None
     finally:
@@ -174,7 +181,6 @@ class RunFolder:
         self.key_file = ""
         self.certificate_file = ""
         self.scheduler_file = ""  # its path; the file is there when the job has had more than one scheduler
-        self.change_file = ""  # its path; the file is there when the user has asked for a change
 
     def create(self, key: str, certificate: str) -> None:
         """`certificate` may be empty."""
@@ -182,7 +188,6 @@ class RunFolder:
             folder = tempfile.mkdtemp(prefix=self.prefix)
             self.key_file = _write_secret(folder, "key", key)
             self.scheduler_file = os.path.join(folder, "scheduler")
-            self.change_file = os.path.join(folder, "change")
             if certificate:
                 self.certificate_file = _write_secret(folder, "certificate", certificate)
         except OSError as error:
@@ -192,10 +197,6 @@ class RunFolder:
     def follow(self, incarnation: int, address: str, port: int) -> None:
         """Tell the job's processes where its scheduler is now."""
         _put(self.scheduler_file, incarnation, {"incarnation": incarnation, "host": address, "port": port})
-
-    def change(self, number: int, content: Mapping[str, object]) -> None:
-        """Tell the scheduler what the user wants to change."""
-        _put(self.change_file, number, content)
 
     def remove(self, keep: str = "") -> None:
         """Remove the job's folders, including those of a killed agent. `keep`: the path of one that stays. Names in

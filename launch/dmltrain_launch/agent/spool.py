@@ -5,40 +5,27 @@ is removed when the launcher has confirmed all its frames. So the next launcher 
 confirmed.
 
 When the spool has `most` bytes, further output of a process that has printed its share is left out, and a line in its
-place says how many bytes. Events are few and always kept: in memory if the disk is full. For the processes in `vital`
-(tasks that listen, such as the scheduler) the same holds for their share, and for all lines from which the launcher
-learns who is in the job.
+place says how many bytes. Events are few and always kept: in memory if the disk is full.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import stat
 
-from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT, OUTPUT_BYTES
+from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
 SHARE_BYTES = 1 << 20  # of each process, which is kept however much the others print
 LEFT_OUT = "\n%d bytes of output are missing here: %s\n"
 NAME = "%020d"
-# A line of the job's state; see launch/dmltrain_launch/run/scheduler_log.py.
-STATE_START = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?:view|worker|change) \d"
-STATE = re.compile(rb"(?m)^" + STATE_START + rb".*\n")
-START_BYTES, STATE_BYTES = 40, 1 << 14  # enough to know such a line; more than a view of 1,000 workers needs
 
 
 def _output(task: int, data: bytes) -> bytes:
     return HEADER.pack(OUTPUT, task, len(data)) + data
-
-
-def _may_be_state(begun: bytes) -> bool:
-    """Whether a line with this beginning may be one of the job's state."""
-    known = len(begun) >= START_BYTES
-    return len(begun) < STATE_BYTES and (not known or bool(re.match(STATE_START, begun)))
 
 
 class Segment:
@@ -95,12 +82,9 @@ class Spool:
 
     def __init__(self, folder: str, most: int = MOST_BYTES, segment: int = SEGMENT_BYTES, share: int = SHARE_BYTES):
         self.folder, self._most, self._segment, self._share = folder, most, segment, share
-        self.vital: set[int] = set()
         self.first, self.last, self.confirmed = 1, 0, 0
         self._segments: list[Segment] = []
         self._left_out: dict[int, int] = {}  # bytes by task
-        # by vital task: the beginning of its last, incomplete line, and whether the spool has it
-        self._begun: dict[int, tuple[bytes, bool]] = {}
         self._why = ""
         self._next, self._offset = 1, 0  # first frame of the segment that is read next, and the position in its file
         self.bytes = 0  # in segments that are not completely confirmed
@@ -122,13 +106,10 @@ class Spool:
         """Keep a frame. If it is output and there is no room, leave it out and count its bytes."""
         if kind == EVENT:
             self._keep(HEADER.pack(kind, task, len(payload)) + payload)
-        elif task in self.vital:
-            self._add_vital(task, payload)
         else:
             self._add_output(task, payload)
 
-    def _add_output(self, task: int, payload: bytes, before: bytes = b"") -> bool:
-        """Returns whether there was room. `before`: the part of its first line that was left out before."""
+    def _add_output(self, task: int, payload: bytes) -> None:
         frame = _output(task, payload)
         shared = self._printed(task) + len(frame) <= self._share
         if self.bytes + len(frame) > self._most and not shared:
@@ -136,37 +117,12 @@ class Spool:
             return self._leave_out(task, len(payload), why)
         try:
             self._explain(task)
-            add = self._keep if shared and task in self.vital else self._add
-            if before:
-                add(_output(task, before))
-            add(frame)
+            self._add(frame)
         except OSError as error:
             why = f"its host had no room on its disk ({error.strerror or error})"
             return self._leave_out(task, len(payload), why)
         outputs = self._segments[-1].outputs
         outputs[task] = outputs.get(task, 0) + len(frame)
-        return True
-
-    def _add_vital(self, task: int, payload: bytes) -> None:
-        """Add output of a vital process: its lines of the job's state are always kept, and always as whole lines."""
-        begun, spooled = self._begun.get(task, (b"", True))
-        if begun and spooled and _may_be_state(begun):
-            end = payload.find(b"\n") + 1 or len(payload)
-            self._keep(_output(task, payload[:end]))
-            begun, payload = (begun + payload[:end]).rpartition(b"\n")[2], payload[end:]
-        if payload:
-            whole = begun + payload
-            spooled = self._add_output(task, payload, b"" if spooled else begun)
-            if not spooled:
-                self._keep_state(task, whole)
-            begun = whole.rpartition(b"\n")[2]
-        self._begun[task] = begun[:STATE_BYTES], spooled
-
-    def _keep_state(self, task: int, data: bytes) -> None:
-        """Keep only the lines of the job's state in `data`, after a newline that ends what the spool has."""
-        lines = b"".join(STATE.findall(data))
-        for start in range(0, len(lines), OUTPUT_BYTES - 1):
-            self._keep(_output(task, (b"" if start else b"\n") + lines[start : start + OUTPUT_BYTES - 1]))
 
     def _printed(self, task: int) -> int:
         """Bytes of the output of this process that the spool has."""
@@ -183,10 +139,9 @@ class Spool:
             self._add(_output(task, (LEFT_OUT % (self._left_out[task], self._why)).encode()))
             del self._left_out[task]
 
-    def _leave_out(self, task: int, size: int, why: str) -> bool:
+    def _leave_out(self, task: int, size: int, why: str) -> None:
         self._left_out[task] = self._left_out.get(task, 0) + size
         self._why = why
-        return False
 
     def _keep(self, frame: bytes) -> None:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dmltrain_launch.agent import events
+from dmltrain_launch.agent.reports import Leaves, Slowest, Told, Viewed
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.role import SCHEDULER
@@ -21,15 +22,11 @@ from dmltrain_launch.run.supervisor.event import (
     Connected,
     Copied,
     Event,
-    Leaves,
     Listed,
     Lost,
-    Slowest,
     Tick,
-    Told,
     Unlisted,
     Unreached,
-    Viewed,
 )
 from dmltrain_launch.run.supervisor.limit import UNLIMITED, Limits, as_shell
 from dmltrain_launch.run.supervisor.losses import Announcement
@@ -66,6 +63,7 @@ class ElasticSupervisor(Supervisor):
     def handle(self, event: Event, now: float) -> list[Action]:
         if self.changes.arrivals.is_unwanted(event):
             return [*self.changes.arrivals.unwanted(event), *self.changes.settle(now)]
+        event = event.report if isinstance(event, events.Reported) else event
         changed = self._change(event, now)
         actions = super().handle(event, now) if changed is None else changed
         return [*actions, *self._after(event, now), *self.changes.settle(now)]

@@ -30,11 +30,10 @@ from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.run.stream import Number
 from dmltrain_launch.run.supervisor.event import Event
 from dmltrain_launch.terminal.log_folder import JOURNAL, Retry, never_retry
 
-FORMAT = 2  # it rises when a class that is pickled here moves, or gets another name or other fields
+FORMAT = 3  # it rises when a class that is pickled here moves, or gets another name or other fields
 KEPT = "launcher.kept"
 HEAD = struct.Struct("!II")  # length and CRC-32 of what follows
 ROW = struct.Struct("!QQ")  # number of a frame, bytes of the log
@@ -66,7 +65,7 @@ class Entry:
     now: float
     event: Event
     host: str = ""
-    number: Number = (0, 0)
+    number: int = 0
 
 
 @dataclass

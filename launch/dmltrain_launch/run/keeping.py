@@ -22,7 +22,7 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.connection import Connection
 from dmltrain_launch.run.session import Session
-from dmltrain_launch.run.stream import Number, Stream
+from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.run.supervisor.event import Event, Lost, OutputFailed
 
 AGAIN_SECONDS = 60.0  # to reach an agent again whose connection was lost
@@ -39,7 +39,7 @@ class NumberedEvent:
 
     event: Event
     host: str
-    number: Number
+    number: int
     stream: Stream
 
 
@@ -165,9 +165,6 @@ class KeepingSession(Session):
                 stream.stop()
                 self.events.put(OutputFailed(str(error)))
             self._unconfirmed[host] = self._unconfirmed.get(host, 0) + len(payload)
-        for place, event in enumerate(self._scheduler_events(task, payload)):
-            if stream.is_new((number, place)):
-                self._put_any(NumberedEvent(event, host, (number, place), stream))
         self._end_frame(host, stream)
         if self._unconfirmed.get(host, 0) >= CONFIRMED_BYTES and host not in self._away:
             self._unconfirmed[host] = 0
@@ -188,7 +185,7 @@ class KeepingSession(Session):
             self._fates.setdefault(host, Lost(host, f"is gone: {event.message}", ended=True))
             return
         stream = self._streams[host]
-        if (stream.begin(), 0) > stream.seen:
+        if stream.begin() > stream.seen:
             super()._take_event(host, event)
         self._end_frame(host, stream)
 
@@ -206,9 +203,9 @@ class KeepingSession(Session):
 
     def _put(self, event: AgentEvent) -> None:
         stream = self._streams[event.host]
-        if stream.is_new((stream.number, 0)):
+        if stream.is_new(stream.number):
             stream.end()  # before the main thread can confirm it: no heartbeat follows the last event
-            self._put_any(NumberedEvent(event, event.host, (stream.number, 0), stream))
+            self._put_any(NumberedEvent(event, event.host, stream.number, stream))
 
     def _end_frame(self, host: str, stream: Stream) -> None:
         if stream.end():

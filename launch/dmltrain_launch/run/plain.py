@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.events import Reported
+from dmltrain_launch.agent.reports import Slowest, Told
 from dmltrain_launch.control.message import SET
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run.planned.settings import SettingsChanges
 from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action
-from dmltrain_launch.run.supervisor.event import Asked, Event, Slowest, Tick, Told
+from dmltrain_launch.run.supervisor.event import Asked, Event, Tick
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, UNLIMITED, Limits
 from dmltrain_launch.run.supervisor.supervise import Supervisor
 
@@ -31,6 +33,7 @@ class PlainSupervisor(Supervisor):
         return min(super().deadline, self._settings.deadline)
 
     def handle(self, event: Event, now: float) -> list[Action]:
+        event = event.report if isinstance(event, Reported) else event
         match event:
             case Asked():
                 actions = self._asked(event, now)

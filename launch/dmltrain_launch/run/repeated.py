@@ -5,7 +5,6 @@ from __future__ import annotations
 from dmltrain_launch.agent.commands import Command
 from dmltrain_launch.agent.events import Ready
 from dmltrain_launch.run.journal import JournalContent
-from dmltrain_launch.run.stream import Number
 from dmltrain_launch.run.supervisor.action import Action, Continue, Open, Send
 from dmltrain_launch.run.supervisor.event import Connected
 from dmltrain_launch.run.supervisor.supervise import Supervisor
@@ -21,7 +20,7 @@ class Repeated:
     def __init__(self, supervisor: Supervisor, content: JournalContent):
         self.supervisor = supervisor
         self.sent: dict[str, list[Command]] = {}  # by host
-        self.seen: dict[str, Number] = {}
+        self.seen: dict[str, int] = {}
         self.places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
         self.opened: list[Continue | Open] = []
         began = content.beginning
@@ -30,7 +29,7 @@ class Repeated:
         for entry in content.entries:
             self.now = entry.now
             if entry.host:
-                self.seen[entry.host] = max(entry.number, self.seen.get(entry.host, (0, 0)))
+                self.seen[entry.host] = max(entry.number, self.seen.get(entry.host, 0))
             if isinstance(entry.event, Connected):
                 self.sent[entry.event.host] = []
                 self.seen.pop(entry.event.host, None)

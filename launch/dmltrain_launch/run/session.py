@@ -12,14 +12,14 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dmltrain_launch import LaunchError, certificate
 from dmltrain_launch.agent.commands import Command
-from dmltrain_launch.agent.events import Alive, Probed, Refused, Started, Used
+from dmltrain_launch.agent.events import Alive, Probed, Refused, Reported, Started, Used
 from dmltrain_launch.agent.events import Event as AgentEvent
 from dmltrain_launch.agent.protocol import OUTPUT, ProtocolError, decode_event, tasks_of
 from dmltrain_launch.channels import Channel
@@ -30,7 +30,6 @@ from dmltrain_launch.job.role import SCHEDULER
 from dmltrain_launch.preflight import clock_skew
 from dmltrain_launch.run.connection import Connection
 from dmltrain_launch.run.requests import Requests
-from dmltrain_launch.run.scheduler_log import SchedulerLog
 from dmltrain_launch.run.supervisor.action import Action, Connect, Continue, Copy, Open, Reply, Send
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Interrupted, OutputFailed, Tick, Unreached
 from dmltrain_launch.run.supervisor.supervise import Supervisor
@@ -72,7 +71,6 @@ class Session:
     ):
         self.supervisor, self.cluster, self.output, self.on_news = supervisor, cluster, output, on_news
         self.copier, self.trace, self.keep_usage, self.requests = copier, trace, keep_usage, requests
-        self._schedulers: dict[int, SchedulerLog] = {}  # by task
         # SimpleQueue, because signal handlers call its put, which must be reentrant
         self.events: queue.SimpleQueue[Event] = requests.events if requests else queue.SimpleQueue()
         self.connections: dict[str, Connection] = {}
@@ -236,12 +234,15 @@ class Session:
         event = decode_event(payload, host)
         for number in tasks_of(event):
             self._check_task(host, number)
+        if isinstance(event, Reported) and self.supervisor.processes[event.task].task.role != SCHEDULER:
+            raise ProtocolError(f"a report of task {event.task}, which is no scheduler")
         self._take_event(host, event)
 
     def _take_output(self, host: str, task: int, payload: bytes) -> None:
-        self._write_output(task, payload)
-        for event in self._scheduler_events(task, payload):
-            self.events.put(event)
+        try:
+            self.output.write(task, payload)
+        except LaunchError as error:
+            self.events.put(OutputFailed(str(error)))
 
     def _take_event(self, host: str, event: AgentEvent) -> None:
         if isinstance(event, Used):
@@ -268,18 +269,6 @@ class Session:
         processes = self.supervisor.processes
         if task >= len(processes) or processes[task].task.host.name != host:
             raise ProtocolError(f"a report about task {task}, which is not on {host}")
-
-    def _scheduler_events(self, task: int, payload: bytes) -> Sequence[Event]:
-        """The events in the output of a process, if it is a scheduler: what has changed in the running job."""
-        if self.supervisor.processes[task].task.role != SCHEDULER:
-            return []
-        return self._schedulers.setdefault(task, SchedulerLog()).feed(payload)
-
-    def _write_output(self, task: int, payload: bytes) -> None:
-        try:
-            self.output.write(task, payload)
-        except LaunchError as error:
-            self.events.put(OutputFailed(str(error)))
 
     def interrupt(self, number: int) -> None:
         """End the job because of a signal."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import threading
 
-Number = tuple[int, int]  # of an agent's frame, and of the event among those that came with it
-
 
 class Stream:
-    """`seen`: the newest event that was passed on: the number of its frame, and its index in the frame."""
+    """`seen`: the number of the frame of the newest event that was passed on."""
 
-    def __init__(self, seen: Number = (0, 0)):
+    def __init__(self, seen: int = 0):
         self.seen = self.written = seen
         self.last = 0  # the last frame that the agent had when this launcher attached
         self.number = self._done = 0  # the frame that has come last, and the last one that is handled
@@ -32,8 +30,9 @@ class Stream:
         self.number += 1
         return self.number
 
-    def is_new(self, number: Number) -> bool:
-        """Whether this event was not passed on before. If so, pass it on; call `wrote` when it is in the journal."""
+    def is_new(self, number: int) -> bool:
+        """Whether the event of this frame was not passed on before. If so, pass it on; call `wrote` when it is in the
+        journal."""
         if number <= self.seen:
             return False
         with self._lock:
@@ -56,8 +55,8 @@ class Stream:
         with self._lock:
             self._stopped = True
 
-    def wrote(self, number: Number) -> None:
-        """This event is in the journal."""
+    def wrote(self, number: int) -> None:
+        """The event of this frame is in the journal."""
         with self._lock:
             self.written = max(self.written, number)
             self._waiting -= 1
@@ -66,4 +65,4 @@ class Stream:
     def kept(self) -> int:
         """The last frame that the agent need not send again: all events and output up to it are kept."""
         with self._lock:
-            return self._done if not self._waiting else min(self.written[0] - 1, self._done)
+            return self._done if not self._waiting else min(self.written, self._done)

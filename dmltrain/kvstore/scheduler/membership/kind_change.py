@@ -7,8 +7,6 @@ A change between such a kvstore and one whose workers make each step together co
 takes two views. The first one drains (`View.drains`): its members complete the steps that they are making. Its end is
 planned, so all members wait there. The second view has the new type. If the first view ends earlier, because a member
 or a server is lost, nothing has changed, and the change begins again.
-
-The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py).
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import KVStoreKind, kind_of
 from dmltrain.kvstore.scheduler.actions import Log
-from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, refused
+from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, asked, refused
+from dmltrain.kvstore.scheduler.reports import MADE, Told
 from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
 
@@ -44,13 +43,12 @@ class KindChange:
 
     def ask(self, change: Change, view: View | None, ends: bool) -> list[Log]:
         """The user asks for this change. `view`: the job's present one; `ends`: whether the job is ending."""
-        asked = Log(f"change {change.number} is asked for by {change.by}")
         busy = f"change {self._change.number} is not made yet: wait for it" if self._change else ""
         why = (view is None and STARTING) or (ends and ENDING) or busy or (view and self._refusal(change, view))
         if why:
-            return [asked, refused(change.number, str(why))]
+            return [asked(change), refused(change.number, str(why))]
         self._change = change
-        return [asked]
+        return [asked(change)]
 
     def cancel(self) -> list[Log]:
         """Drop the change that waits: there may be no further view before the job's end."""
@@ -80,7 +78,8 @@ class KindChange:
         if not change or not now or _wanted(change, now) != now:
             return []
         self._change = None
-        return [Log(f"change {change.number} from view {view.number} on: {now}")]
+        text = f"change {change.number} from view {view.number} on: {now}"
+        return [Log(text, Told(change.number, MADE, str(now), f"from view {view.number} on"))]
 
     def _refusal(self, change: Change, view: View) -> str:
         """Why a job in this view cannot change; empty if it can."""

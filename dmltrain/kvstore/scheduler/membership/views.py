@@ -49,6 +49,7 @@ from dmltrain.kvstore.scheduler.membership.kind_change import KindChange
 from dmltrain.kvstore.scheduler.membership.newcomers import Newcomers
 from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED, FIXED, Replay
 from dmltrain.kvstore.scheduler.membership.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses
+from dmltrain.kvstore.scheduler.reports import Viewed
 from dmltrain.kvstore.transport.message import (
     Admit,
     Barrier,
@@ -494,7 +495,8 @@ class Views:
         self._barriers.clear()
         servers = [Send(("server", number), enter) for number in view.servers]
         names = ", ".join(str(member) for member in view.members)
-        logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]
+        text = f"view {view.number} after op {view.base}: workers {names}"
+        logs = [Log(text, Viewed(view.number, view.members))]
         logs += [*self._kind.begins(view), *(Log(text) for text in self._depart(decision) if text)]
         return [*servers, *self._send(enter), *to_dismissed, *logs, *self._invite()]
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.reports import Viewed
 from dmltrain_launch.control.message import ADD, SET
 from dmltrain_launch.job import hosts
 from dmltrain_launch.job.host import Host
@@ -23,7 +24,7 @@ from dmltrain_launch.run.planned.settings import SettingsChanges
 from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
-from dmltrain_launch.run.supervisor.event import Asked, Viewed
+from dmltrain_launch.run.supervisor.event import Asked
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
 from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process

@@ -1,7 +1,7 @@
 """Changes of the kvstore of a running job, which the user asks for with `dmltrain job set` or by rules. Pure.
 
-The agent on the scheduler's host writes down what the user wants. The scheduler's output says what becomes of it
-(scheduler_log.py). One change is made at a time; the next request waits.
+The agent on the scheduler's host tells the scheduler what the user wants. The scheduler reports what becomes of it.
+One change is made at a time; the next request waits.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections import deque
 from dataclasses import dataclass
 
 from dmltrain_launch.agent.commands import Change
+from dmltrain_launch.agent.reports import ASKED, REFUSED, Slowest, Told
 from dmltrain_launch.job.role import SCHEDULER
 from dmltrain_launch.job.rule import Rule
 from dmltrain_launch.job.settings import Settings, parse
 from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt, KVStoreChange
-from dmltrain_launch.run.supervisor.event import ASKED, REFUSED, Slowest, Told
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
 from dmltrain_launch.run.supervisor.losses import Announcement
 
-READ_SECONDS = 10.0  # for the scheduler to read what is asked for; it looks each 0.25 s
+READ_SECONDS = 10.0  # for the scheduler to read what is asked for
 SILENT = (
     f"the job's scheduler has not answered within {READ_SECONDS:g} s: only jobs with dmltrain's own kvstore can "
     "change, not those with --backend mxnet, nor programs without dmltrain"
@@ -110,9 +110,10 @@ class SettingsChanges:
 
     def _begin(self, now: float) -> list[Action]:
         wanted = self._queue[0]
-        schedulers = [process for process in self._attempt.processes if process.task.role == SCHEDULER]
-        host = next((scheduler.task.host.name for scheduler in schedulers if scheduler.pid and scheduler.runs), "")
-        if not host:
-            return self._refused(NONE, FAULT_CODE, now)
-        self.deadline = now + READ_SECONDS
-        return [Send(host, Change(wanted.number, wanted.settings.kv_store, wanted.settings.staleness, wanted.by))]
+        for task, process in enumerate(self._attempt.processes):
+            if process.task.role == SCHEDULER and process.pid and process.runs:
+                self.deadline = now + READ_SECONDS
+                settings = wanted.settings
+                change = Change(task, wanted.number, settings.kv_store, settings.staleness, wanted.by)
+                return [Send(process.task.host.name, change)]
+        return self._refused(NONE, FAULT_CODE, now)

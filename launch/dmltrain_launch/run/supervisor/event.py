@@ -1,9 +1,10 @@
-"""The supervisor's events: reports of the agents (`dmltrain_launch.agent.events`), and events that the launcher
-detects."""
+"""The supervisor's events: those of the agents (`dmltrain_launch.agent.events`), what the scheduler reports
+(`dmltrain_launch.agent.reports`), and events that the launcher detects."""
 
 from __future__ import annotations
 
 from dmltrain_launch.agent.events import Event as AgentEvent
+from dmltrain_launch.agent.reports import Report
 from dmltrain_launch.agent.value import Value, value
 from dmltrain_launch.job.host import Host
 
@@ -74,47 +75,6 @@ class Asked(Value):
 
 
 @value(frozen=True)
-class Viewed(Value):
-    """The scheduler says which workers are the job's members from now on."""
-
-    view: int
-    workers: tuple[int, ...]
-
-
-@value(frozen=True)
-class Leaves(Value):
-    """The scheduler says that a worker leaves on purpose."""
-
-    rank: int
-    reason: str
-
-
-@value(frozen=True)
-class Told(Value):
-    """What the scheduler says about the change `number` of the kvstore.
-
-    `outcome` ASKED: the scheduler has read the request. REFUSED: it does not make the change, and `text` says why.
-    MADE: `text` says what the kvstore is now, and `where` since when.
-    """
-
-    number: int
-    outcome: str
-    text: str = ""
-    where: str = ""
-
-
-ASKED, REFUSED, MADE = "asked", "refused", "made"
-
-
-@value(frozen=True)
-class Slowest(Value):
-    """The scheduler says that this worker computes `percent` longer in a step than the median of all."""
-
-    rank: int
-    percent: float
-
-
-@value(frozen=True)
 class Listed(Value):
     """The hosts file has changed. Now it lists these hosts, in its order."""
 
@@ -143,10 +103,7 @@ Event = (
     | Interrupted
     | OutputFailed
     | Asked
-    | Viewed
-    | Leaves
-    | Told
-    | Slowest
+    | Report
     | Listed
     | Unlisted
     | Tick
