@@ -11,21 +11,36 @@ aborted has no such line. The last line of a killed process may be incomplete; s
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from dmltrain.audit import fields, sample_checksum
-from dmltrain.audit.sample_checksum import SampleChecksum
+from dmltrain.audit import sample_checksum
+from dmltrain.base import json_text, schema
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 
 SAMPLES, COMMITS = "samples-{}.jsonl", "commits-{}.jsonl"  # by member
+if TYPE_CHECKING:
+    Count = int
+    FromOne = int
+else:
+    # float64, as which many programs read JSON numbers, has all whole numbers up to this exactly
+    Count, FromOne = schema.whole(0, (1 << 53) - 1), schema.whole(1, (1 << 53) - 1)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """A line of samples-MEMBER.jsonl; see Begun."""
+
+    op: FromOne
+    view: FromOne
+    epoch: Count
+    positions: tuple[Count, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +57,12 @@ class Begun:
 class Committed:
     """Round `op` was completed in `view`, by these members: `committed` of its `dealt` samples are in the sum."""
 
-    op: int
-    view: int
-    members: tuple[int, ...]
-    dealt: int
-    committed: int
-    receipt: SampleChecksum
+    op: FromOne
+    view: FromOne
+    members: tuple[Count, ...]
+    dealt: Count
+    committed: Count
+    receipt: tuple[Count, Count, Count]  # a SampleChecksum
 
 
 class Writer:
@@ -69,7 +84,7 @@ class Writer:
 
     def began(self, op: int, view: int, epoch: int, positions: Array) -> None:
         """Call it before the first push of a round."""
-        _append(self._samples, {"op": op, "view": view, "epoch": epoch, "positions": positions.tolist()})
+        _append(self._samples, _Samples(op, view, epoch, positions.tolist()))
 
     def committed(
         self, op: int, view: int, members: Sequence[int], dealt: int, committed: int, checksum_sum: Array
@@ -81,12 +96,12 @@ class Writer:
     def committed_alone(self, number: int, view: int, member: int, own: Array) -> None:
         """The servers have this step of a member, which it has made alone; `own`: the checksum of its samples."""
         count = int(own[0])
-        _append(self._commits, vars(Committed(number, view, (member,), count, count, sample_checksum.summed(own))))
+        _append(self._commits, Committed(number, view, (member,), count, count, sample_checksum.summed(own)))
 
     def settled(self, op: int) -> None:
         """All members hold `op`: it is the base of a view, or this member holds a later op, or leaves with this one."""
         if self._waiting and self._waiting.op <= op:
-            _append(self._commits, vars(self._waiting))
+            _append(self._commits, self._waiting)
             self._waiting = None
 
     def close(self) -> None:
@@ -118,8 +133,8 @@ def _opened(path: Path, continues: bool) -> BinaryIO:
     return file
 
 
-def _append(file: BinaryIO, content: dict[str, object]) -> None:
-    rest = memoryview(json.dumps(content).encode() + b"\n")
+def _append(file: BinaryIO, line: _Samples | Committed) -> None:
+    rest = memoryview(json_text.encode(line) + b"\n")
     try:
         while rest:
             rest = rest[os.write(file.fileno(), rest) :]
@@ -147,26 +162,16 @@ def commits(folder: Path, member: int) -> Iterator[Committed]:
 
 def parse_samples(content: bytes, size: int) -> Begun:
     """Raises ValueError."""
-    line = fields.parsed(content, ("op", "view", "epoch", "positions"))
-    op, view, epoch = _op(line), _view(line), fields.whole(line["epoch"], "epoch")
-    return Begun(op, view, epoch, np.array(fields.wholes(line["positions"], "positions", size), np.int64))
+    line = schema.read(_Samples, json_text.parse(content))
+    positions = np.array(line.positions, np.int64)
+    for place in np.flatnonzero(positions >= size):
+        raise ValueError(f"positions[{place}] is {positions[place]}, expected a whole number from 0 to {size - 1}")
+    return Begun(line.op, line.view, line.epoch, positions)
 
 
 def parse_commits(content: bytes) -> Committed:
     """Raises ValueError."""
-    line = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
-    members = fields.wholes(line["members"], "members")
-    dealt, committed = (fields.whole(line[name], name) for name in ("dealt", "committed"))
-    count, positions, hashes = fields.wholes(line["receipt"], "receipt", length=sample_checksum.SIZE)
-    return Committed(_op(line), _view(line), members, dealt, committed, (count, positions, hashes))
-
-
-def _op(line: dict[str, object]) -> int:
-    return fields.whole(line["op"], "op", 1)
-
-
-def _view(line: dict[str, object]) -> int:
-    return fields.whole(line["view"], "view", 1)
+    return schema.read(Committed, json_text.parse(content))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

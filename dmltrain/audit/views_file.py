@@ -19,41 +19,31 @@ are for readers only, because a replay computes them again. `servers` are for re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dmltrain.audit import fields
-from dmltrain.base import bounded, whole_file
+from dmltrain.audit.lines import Count, FromOne
+from dmltrain.base import bounded, json_text, schema, whole_file
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment.ranges import Ranges
 from dmltrain.kvstore import types
-from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
+from dmltrain.kvstore.view import Lost, LostServer, View
 
 NAME, FORMAT = "views.json", 1
 MOST_BYTES = 64 << 20
 MOST_RANKS = 1 << 16  # workers that join later have ranks above those of the start
-_FIELDS = (  # of a view
-    "number",
-    "base",
-    "hosts",
-    "servers",
-    "lost",
-    "joined",
-    "shares",
-    "left",
-    "behind",
-    "lost_servers",
-    "joined_servers",
-    "hands_over",
-    "kvstore",
-    "staleness",
-    "drains",
-    "epoch",
-    "returned",
-)
+if TYPE_CHECKING:
+    KVStore = str
+    KVStoreOrNone = str
+    Format = int
+    Rank = int
+    Clocks = float
+else:
+    KVStore, KVStoreOrNone = schema.choice(*types.TYPES), schema.choice(*types.TYPES, "")
+    Format, Rank = schema.whole(FORMAT, FORMAT), schema.whole(0, MOST_RANKS - 1)
+    Clocks = schema.number(0, schema.LARGEST, "a number, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -65,15 +55,15 @@ class JobFacts:
     of a view, and not `batch`. kvstore: the name of its type.
     """
 
-    workers: int
-    seed: int
-    samples: int
-    batch: int
-    epochs: int
+    workers: FromOne
+    seed: Count
+    samples: FromOne
+    batch: FromOne
+    epochs: FromOne
     network: str
     data: str
-    each: int = 0
-    kvstore: str = "dist_sync"
+    each: Count = 0
+    kvstore: KVStore = "dist_sync"
 
     def together(self, view: View) -> bool:
         """Whether the members of this view make each step together."""
@@ -111,6 +101,51 @@ class RecordedJob:
         return tuple(sorted({member for view in self.views for member in view.members}))
 
 
+# -- as the file has it -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Gone:
+    member: Count
+    reason: str
+
+
+@dataclass(frozen=True)
+class _GoneServer:
+    number: Count
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A View, but for `until`; `epoch` and `returned` of the EnteredView."""
+
+    number: FromOne
+    base: Count
+    hosts: tuple[tuple[Rank, ...], ...]
+    servers: tuple[Count, ...]
+    lost: tuple[_Gone, ...]
+    joined: tuple[Rank, ...]
+    shares: tuple[Count, ...]
+    left: tuple[_Gone, ...]
+    behind: tuple[Rank, ...]
+    lost_servers: tuple[_GoneServer, ...]
+    joined_servers: tuple[Count, ...]
+    hands_over: tuple[Rank, ...]
+    kvstore: KVStoreOrNone
+    staleness: Clocks
+    drains: bool
+    epoch: Count
+    returned: tuple[tuple[Count, Count], ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    format: Format
+    job: JobFacts
+    views: tuple[_Row, ...]
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -126,29 +161,21 @@ def write(folder: Path, recorded: RecordedJob) -> None:
 
 def encode(recorded: RecordedJob) -> bytes:
     """The file's content: one line for each view."""
-    rows = ",\n  ".join(json.dumps(_row(entered)) for entered in recorded.entered)
-    job = json.dumps(asdict(recorded.job))
-    return f'{{"format": {FORMAT},\n "job": {job},\n "views": [\n  {rows}]}}\n'.encode()
+    rows = b",\n  ".join(json_text.encode(_row(entered)) for entered in recorded.entered)
+    job = json_text.encode(recorded.job)
+    return b'{"format": %d,\n "job": %b,\n "views": [\n  %b]}\n' % (FORMAT, job, rows)
 
 
-def _row(entered: EnteredView) -> dict[str, object]:
-    view = entered.view
-    lost, left = ([{"member": gone.member, "reason": gone.reason} for gone in all_] for all_ in (view.lost, view.left))
-    facts = {"number": view.number, "base": view.base, "hosts": view.hosts, "servers": view.servers, "lost": lost}
-    servers = [{"number": lost_server.number, "reason": lost_server.reason} for lost_server in view.lost_servers]
-    facts |= {
-        "joined": view.joined,
-        "shares": view.shares,
-        "left": left,
-        "behind": view.behind,
-        "lost_servers": servers,
-        "joined_servers": view.joined_servers,
-        "hands_over": view.hands_over,
-        "kvstore": view.kvstore,
-        "staleness": view.staleness,
-        "drains": view.drains,
+def _row(entered: EnteredView) -> _Row:
+    view = vars(entered.view)
+    rows = {
+        "lost": tuple(_Gone(gone.member, gone.reason) for gone in entered.view.lost),
+        "left": tuple(_Gone(gone.member, gone.reason) for gone in entered.view.left),
+        "lost_servers": tuple(_GoneServer(gone.number, gone.reason) for gone in entered.view.lost_servers),
+        "epoch": entered.epoch,
+        "returned": entered.returned,
     }
-    return {**facts, "epoch": entered.epoch, "returned": entered.returned}
+    return _Row(**{field.name: {**view, **rows}[field.name] for field in fields(_Row)})
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -167,84 +194,25 @@ def read(path: Path, option: str = "") -> RecordedJob:
 
 def parse(content: bytes) -> RecordedJob:
     """Raises ValueError, which says what is wrong."""
-    document = fields.parsed(content, ("format", "job", "views"))
-    fields.whole(document["format"], "its format", FORMAT, FORMAT + 1)
-    job = _job(document["job"])
-    rows = fields.items(document["views"], "views")
-    recorded = RecordedJob(job, tuple(_entered(row, name, job) for name, row in rows))
+    file = schema.read(_File, json_text.parse(content))
+    recorded = RecordedJob(file.job, tuple(_entered(row, file.job) for row in file.views))
     _check_first(recorded)
     for before, view in zip(recorded.views, recorded.views[1:], strict=False):
         _check_next(before, view)
     return recorded
 
 
-def _job(value: Any) -> JobFacts:
-    values = fields.fields(value, "job", [*JobFacts.__annotations__])
-    least = {"workers": 1, "seed": 0, "samples": 1, "batch": 1, "epochs": 1, "each": 0}
-    numbers = {name: fields.whole(values[name], name, low) for name, low in least.items()}
-    kvstore = _kvstore(values["kvstore"], "kvstore")
-    network, data = (fields.text(values[name], name) for name in ("network", "data"))
-    return JobFacts(**numbers, network=network, data=data, kvstore=kvstore)
-
-
-def _kvstore(value: Any, what: str) -> str:
-    kvstore = fields.text(value, what)
-    if kvstore not in types.TYPES:
-        raise ValueError(f"{what} {kvstore!r} is none of {', '.join(types.TYPES)}")
-    return kvstore
-
-
-def _entered(value: Any, what: str, job: JobFacts) -> EnteredView:
-    row = fields.fields(value, what, _FIELDS)
-    number = fields.whole(row["number"], f"{what}: number", 1)
-    what = f"view {number}"
-    base, servers = fields.whole(row["base"], f"{what}: base"), fields.wholes(row["servers"], f"{what}: servers")
-    hosts = fields.items(row["hosts"], f"{what}: hosts")
-    members = tuple(fields.wholes(host, name, MOST_RANKS) for name, host in hosts)
-    lost, left = (
-        tuple(_lost(field, place) for place, field in fields.items(row[name], f"{what}: {name}"))
-        for name in ("lost", "left")
-    )
-    epoch = fields.whole(row["epoch"], f"{what}: epoch")
-    back = fields.items(row["returned"], f"{what}: returned")
-    joined = fields.wholes(row["joined"], f"{what}: joined", MOST_RANKS)
-    shares = _shares(row["shares"], f"{what}: shares", job.size(sum(map(len, members))))
-    behind = fields.wholes(row["behind"], f"{what}: behind", MOST_RANKS)
-    gone = fields.items(row["lost_servers"], f"{what}: lost_servers")
-    lost_servers = tuple(_lost_server(each, name) for name, each in gone)
-    came = fields.wholes(row["joined_servers"], f"{what}: joined_servers")
-    hands = fields.wholes(row["hands_over"], f"{what}: hands_over", MOST_RANKS)
-    kvstore = "" if row["kvstore"] == "" else _kvstore(row["kvstore"], f"{what}: kvstore")
-    staleness = fields.number(row["staleness"], f"{what}: staleness")
-    view = View(
-        *(number, base, members, servers, NEVER, lost, joined, shares, behind, lost_servers, left, came, hands),
-        *(kvstore, staleness, fields.flag(row["drains"], f"{what}: drains")),
-    )
-    return EnteredView(view, epoch, tuple(_range(each, name, job) for name, each in back))
-
-
-def _lost(value: Any, what: str) -> Lost:
-    row = fields.fields(value, what, ("member", "reason"))
-    return Lost(fields.whole(row["member"], f"{what}: member"), fields.text(row["reason"], f"{what}: reason"))
-
-
-def _lost_server(value: Any, what: str) -> LostServer:
-    row = fields.fields(value, what, ("number", "reason"))
-    return LostServer(fields.whole(row["number"], f"{what}: number"), fields.text(row["reason"], f"{what}: reason"))
-
-
-def _shares(value: Any, what: str, size: int) -> tuple[int, ...]:
-    shares = fields.wholes(value, what, size + 1)
-    if shares and sum(shares) != size:
-        raise ValueError(f"{what} are {sum(shares)} samples together, expected {size}")
-    return shares
-
-
-def _range(value: Any, what: str, job: JobFacts) -> tuple[int, int]:
-    first, last = fields.wholes(value, what, job.samples, length=2)
-    if first > last:
-        raise ValueError(f"{what} is from {first} to {last}")
-    return first, last
+def _entered(row: _Row, job: JobFacts) -> EnteredView:
+    size = job.size(sum(map(len, row.hosts)))
+    if row.shares and sum(row.shares) != size:
+        raise ValueError(f"view {row.number}: shares are {sum(row.shares)} samples together, expected {size}")
+    for first, last in row.returned:
+        if not first <= last < job.samples:
+            raise ValueError(f"view {row.number}: returned has {first} to {last}, expected 0 to {job.samples - 1}")
+    facts = {name: value for name, value in vars(row).items() if name not in ("epoch", "returned")}
+    gone = {name: tuple(Lost(each.member, each.reason) for each in facts[name]) for name in ("lost", "left")}
+    servers = tuple(LostServer(each.number, each.reason) for each in row.lost_servers)
+    return EnteredView(View(**{**facts, **gone, "lost_servers": servers}), row.epoch, row.returned)
 
 
 def _check_first(recorded: RecordedJob) -> None:

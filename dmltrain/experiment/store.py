@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmltrain.base import whole_file
+from dmltrain.base import json_text, whole_file
 from dmltrain.base.errors import UserError
+from dmltrain.base.schema import Invalid
 from dmltrain.experiment.plan import difference
 from dmltrain.experiment.plan.cell import Cell
 from dmltrain.experiment.plan.definition import Experiment
@@ -197,10 +198,9 @@ def _without_waiting(path: str, flags: int) -> int:
 def parsed(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`; {} if it is something else."""
     try:
-        value = json.loads(data) if len(data) <= MOST_BYTES else None
-    except (ValueError, RecursionError):
+        return json_text.parse_object(data, MOST_BYTES)
+    except Invalid:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 # -- the disk and the lock --------------------------------------------------------------------------------------------

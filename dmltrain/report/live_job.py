@@ -8,11 +8,13 @@ launcher. The logs of restart N are in restart-N/.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
+
+from dmltrain.base import json_text
+from dmltrain.base.schema import Invalid
 
 RECORD = "job.json"
 _RESTART = re.compile(r"restart-(\d{1,6})")
@@ -83,10 +85,9 @@ class LiveJob:
 
     def _record(self) -> dict[str, Any]:
         try:
-            record = json.loads((self._folder / RECORD).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            return json_text.parse_object((self._folder / RECORD).read_bytes())
+        except (OSError, Invalid):
             return {}
-        return record if isinstance(record, dict) else {}
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dmltrain.kvstore.scheduler import agent
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import flat, message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Change, Declare, DeclaredKey, Optimizer
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Optimizer
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from tests.archives import repacked
 from tests.fuzzing import Fuzzed, parts, survive
@@ -174,23 +173,6 @@ WORDS = (
 FRAMES = Fuzzed(converse, conversations, (FrameError, Rejected), WORDS, (bytes, with_checksums, with_checksums))
 
 
-def messages() -> list[bytes]:
-    from tests.kvstore.test_message import EXAMPLES
-
-    return [bytes([each.kind]) + message.encode(each)[wire.HEADER_SIZE :] for each in EXAMPLES]
-
-
-OPERATIONS = (*WORDS, *(f'"{op}"'.encode() for op in BY_OP), *map(bytes, ([kind] for kind in BY_KIND)))
-CONTROL = Fuzzed(lambda data: message.decode(data[0] if data else 0, data[1:]), messages, (FrameError,), OPERATIONS)
-
-
-def wanted() -> list[bytes]:
-    return [message.encode(Change(2, "dist_ssp", 4.0, "me"))[wire.HEADER_SIZE :]]
-
-
-AGENT = Fuzzed(agent.decode, wanted, (FrameError,), (*OPERATIONS, b'"after"', b"1e999"))
-
-
 def restore(data: bytes) -> None:
     optimizer_state.unpack(data, stepping_core().slices())
 
@@ -204,6 +186,6 @@ STATES = Fuzzed(restore, states, (Rejected,), PIECES, (bytes, repacked))
 
 
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["FRAMES", "CONTROL", "AGENT", "STATES"])
-def test_nothing_that_arrives_can_break_a_server_or_scheduler(name: str, part: int) -> None:
+@pytest.mark.parametrize("name", ["FRAMES", "STATES"])
+def test_nothing_that_arrives_can_break_a_server(name: str, part: int) -> None:
     survive(f"tests.kvstore.test_fuzz:{name}", part)

@@ -1,11 +1,9 @@
 """Frames and control messages survive encoding and decoding. Anything else is a FrameError with what was expected."""
 
-import contextlib
 import json
 import math
 import tracemalloc
 import zlib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -105,12 +103,9 @@ def content_of(value):
     return json.loads(m.encode(value)[HEADER_SIZE:])
 
 
-def test_every_message_has_an_example():
-    assert {type(each) for each in EXAMPLES} == {*m.BY_KIND.values(), *m.BY_OP.values()}
-    assert set(m.Message.__subclasses__()) == {type(each) for each in EXAMPLES}
-
-
 DECLARED_KEY = content_of(next(each for each in EXAMPLES if type(each) is m.Declare))["keys"][0]
+VIEW = content_of(next(each for each in EXAMPLES if type(each) is m.Enter))["view"]
+READY = content_of(next(each for each in EXAMPLES if type(each) is m.Rejoin))["ready"][0]
 
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
@@ -122,42 +117,23 @@ def test_messages_survive_encoding_and_decoding(value):
     assert m.decode(header.kind, frame[HEADER_SIZE:]) == value
 
 
-@pytest.mark.parametrize("value", [each for each in EXAMPLES if fields(each)], ids=lambda value: type(value).__name__)
-def test_a_field_too_many_or_too_few_is_named(value):
-    content = content_of(value)
-    name = fields(value)[0].name
-    with pytest.raises(FrameError, match=f"with an unknown field 'extra', expected the fields .*{name}"):
-        sent({**content, "extra": 1}, value.kind)
-    del content[name]
-    with pytest.raises(FrameError, match=f"without '{name}', expected the fields"):
-        sent(content, value.kind)
-
-
 @pytest.mark.parametrize(
     "of, changed, said",
     [
-        (m.Bye, {"op": "sing"}, "unknown operation 'sing'.* register, heartbeat"),
-        (m.Bye, {"op": None}, "unknown operation None"),
-        (m.Bye, {"op": ["barrier"]}, "unknown operation .'barrier'"),
-        (m.Barrier, {"id": 7}, "barrier: id is 7, expected a text"),
-        (m.Barrier, {"id": None}, "barrier: id is None"),
-        (m.Register, {"port": 70000}, "register: port 70000, expected 0 to 65535"),
-        (m.Register, {"port": True}, "register: port is True"),
-        (m.Start, {"servers": {}}, "start: servers is {}, expected a list"),
-        (m.Start, {"servers": [7]}, "start: servers is 7, expected an object"),
-        (m.Start, {"facts": []}, "facts is .., expected an object"),
-        (m.Speed, {"samples": 0}, "speed of 0.0 samples"),
-        (m.Speed, {"samples": math.nan}, "speed of nan samples"),
-        (m.Hello, {"role": "king", "index": 0}, "HELLO: role 'king' with index 0"),
-        (m.Hello, {"role": ""}, "HELLO: role '' with index"),
-        (m.Hello, {"role": "worker", "index": -1}, "HELLO: role 'worker' with index -1"),
-        *((m.Hello, {"index": each}, "HELLO: .*index") for each in (True, "1", None)),
-        *((m.Hello, {name: None}, f"HELLO: .*{name}") for name in ("job", "nonce")),
-        (m.Declare, {"staleness": "x"}, "staleness is 'x', expected a number"),
-        (m.Declare, {"staleness": 10**400}, "number that a double can hold"),
-        (m.Declare, {"keys": [{**DECLARED_KEY, "weight": 1}]}, "DECLARE: keys: weight is 1, expected true or false"),
-        (m.Declare, {"keys": [{**DECLARED_KEY, "slices": [[0, 1, 2]]}]}, "slices is .0, 1, 2., expected 2 values"),
-        (m.Optimizer, {"spec": "sgd"}, "OPTIMIZER: spec is 'sgd', expected an object"),
+        (m.Optimizer, {"more": 1}, "OPTIMIZER: it has the unknown field 'more', expected spec"),
+        (m.Bye, {"op": "sing"}, "op is 'sing', expected one of register, heartbeat"),
+        *((m.Bye, {"op": each}, "op is .*, expected one of register") for each in (None, ["barrier"])),
+        *((m.Register, {"port": each}, f"register: port is {each}, expected .* 0 to 65535") for each in (70000, True)),
+        *((m.Speed, {"samples": each}, f"speed: samples is {each}, .* positive") for each in (0, math.nan, math.inf)),
+        *((m.Took, {"seconds": each}, f"took: seconds is {each}, .* positive") for each in (0, -1)),
+        *((m.Hello, {"role": each}, f"HELLO: role is '{each}', expected one of sch.* relay") for each in ("king", "")),
+        *((m.Hello, {"index": each}, "HELLO: index is .*, expected .* >= 0") for each in (-1, True, "1", None)),
+        (m.Hold, {"step": -1}, "HOLD: step is -1"),
+        (m.Rejoin, {"ready": [READY, READY]}, "rejoin: it is wrong: 1 views and 2 times ready, expected 0 or 1"),
+        (m.Enter, {"view": VIEW | {"servers": []}}, "enter: view is wrong: view 2 with servers"),
+        *((m.Declare, {"staleness": each}, "staleness is .*, expected a number") for each in ("x", math.nan)),
+        (m.Declare, {"keys": [DECLARED_KEY | {"weight": 1}]}, r"DECLARE: keys\[0\].weight is 1, expected true or"),
+        (m.Declare, {"keys": [DECLARED_KEY | {"slices": [[0, 1, 2]]}]}, r"slices\[0\] is .0, 1, 2., expected .* 2 "),
     ],
 )
 def test_invalid_values_are_named(of, changed, said):
@@ -170,7 +146,7 @@ def test_a_message_of_many_small_values_is_refused_before_it_takes_memory():
     assert len(payload) < MAX_CONTROL
     tracemalloc.start()
     try:
-        with pytest.raises(FrameError, match="more than 786432 commas"):
+        with pytest.raises(FrameError, match="DECLARE: it takes about 411 MiB, expected at most 120"):
             m.decode(FrameKind.DECLARE, payload)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -190,41 +166,6 @@ def test_an_unexpected_message_or_data_are_named():
         m.expect(m.Bye(), m.Hello)
     with pytest.raises(FrameError, match="frame kind 33"):
         sent({}, FrameKind.PUSH)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-NAMES = sorted({field.name for value in EXAMPLES for field in fields(value)} | {"op", "key", "name", "slices"})
-OPERATIONS = st.sampled_from(sorted(m.BY_OP)) | JSON
-
-
-@given(st.sampled_from([*KINDS, 0, 99]), st.binary(max_size=200))
-@example(int(FrameKind.CONTROL), b"[" * 100_000)
-@example(int(FrameKind.CONTROL), b"\xff")
-@example(int(FrameKind.DECLARE), b'{"type": "dist_sync", "staleness": ' + b"9" * 5000 + b', "keys": []}')
-def test_random_bytes_are_a_frame_error(kind, payload):
-    with contextlib.suppress(FrameError):
-        assert isinstance(m.decode(kind, payload), m.Message)
-
-
-@given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), OPERATIONS)
-def test_any_object_is_a_message_or_a_frame_error(kind, content, operation):
-    with contextlib.suppress(FrameError):
-        assert isinstance(sent({**content, "op": operation}, kind), m.Message)
-    with contextlib.suppress(FrameError):
-        assert isinstance(sent(content, kind), m.Message)
-
-
-@given(st.sampled_from(EXAMPLES), st.data())
-def test_a_message_with_any_field_replaced_is_a_message_or_a_frame_error(value, data):
-    content = content_of(value)
-    if content:
-        content[data.draw(st.sampled_from(sorted(content)))] = data.draw(JSON)
-    with contextlib.suppress(FrameError):
-        assert isinstance(sent(content, value.kind), m.Message)
 
 
 PUBLISHED = (
@@ -253,7 +194,7 @@ def test_texts_of_a_handshake_have_a_limit(value, name):
     """Who sends them has not proved yet to belong to the job."""
     content = content_of(value)
     assert getattr(sent({**content, name: "a" * 512}, value.kind), name) == "a" * 512
-    with pytest.raises(FrameError, match=f"{name} of 513 characters, expected 512"):
+    with pytest.raises(FrameError, match=f"{name} is .*, expected a text of at most 512"):
         sent({**content, name: "a" * 513}, value.kind)
 
 

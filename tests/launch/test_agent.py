@@ -612,14 +612,14 @@ def test_tasks_that_do_not_fit_into_a_message_are_reported():
     connection._write()
     lost = reports.get()
     assert isinstance(lost, Lost) and lost.host == "here"
-    assert f"message 'sync' has {(5 << 20) + 25} bytes; expected at most {4 << 20}" in lost.reason
+    assert f"sync: it has {(5 << 20) + 24} bytes, expected at most {4 << 20}" in lost.reason
 
 
 def test_an_answer_that_does_not_fit_into_a_message_is_refused():
     here, there = os.pipe()
     channel = Channel(selectors.DefaultSelector(), here, there)
     channel.send(Listing("", ({"command": ["x" * (5 << 20)]},)))
-    assert len(channel.backlog) < 1000 and b"the agent on this host cannot answer: message 'listing'" in channel.backlog
+    assert len(channel.backlog) < 1000 and b"the agent on this host cannot answer: listing: it has " in channel.backlog
     os.close(here)
     os.close(there)
 

@@ -11,8 +11,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.control import client, listener, message
@@ -126,18 +124,17 @@ class _Foreign:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        *((data, "is not a JSON object in one line") for data in (b"\n", b"[1]\n", b"[" * 5000 + b"\n", b"\xff\xfe\n")),
+        *((data, "it is not JSON (") for data in (b"\n", b"[" * 5000 + b"\n", b"\xff\xfe\n")),
         (b"", "the connection ended after 0 bytes; expected a JSON object and a line end"),
         (b'{"version": 1', "the connection ended after 13 bytes"),
         (b'{"do": "add", "what": "h"}\n', "version None of the control protocol: expected 1"),
         (b'{"version": 2, "do": "add", "what": "h"}\n', "version 2 of the control protocol: expected 1"),
         (b'{"version": true, "do": "add", "what": "h"}\n', "version True of the control protocol: expected 1"),
-        (b'{"version": 1, "do": "sing", "what": "h"}\n', "do is 'sing': expected one of add, remove, set"),
-        (b'{"version": 1, "do": [], "what": "h"}\n', "do is []: expected one of add, remove, set"),
-        (b'{"version": 1, "do": "add"}\n', "what is None: expected text"),
-        (b'{"version": 1, "do": "add", "what": ""}\n', "what is ''"),
+        (b'{"version": 1, "do": "sing", "what": "h"}\n', "do is 'sing', expected one of add, remove, set"),
+        (b'{"version": 1, "do": "add"}\n', "it lacks the field 'what', expected do, what"),
+        (b'{"version": 1, "do": "add", "what": ""}\n', "what is '', expected a text without"),
         (b'{"version": 1, "do": "add", "what": "a\\u0007"}\n', "without control characters"),
-        (b'{"version": 1, "do": "add", "what": "h", "why": 1}\n', "unknown field 'why'"),
+        (b'{"version": 1, "do": "add", "what": "h", "why": 1}\n', "it has the unknown field 'why', expected do, what"),
         (b"x" * (MOST_BYTES + 1) + b"\n", "more than 65536 bytes in one line"),
     ],
 )
@@ -238,17 +235,6 @@ def test_neither_another_users_socket_nor_that_of_an_ended_launcher_is_asked(ask
 def test_an_answer_that_is_none_or_of_another_version_is_an_error(line, said):
     with pytest.raises(ControlError, match=said):
         message.decode_answer(line)
-
-
-@given(
-    st.sampled_from(["add", "remove"]),
-    st.text(min_size=1).filter(str.isprintable),
-    st.integers(0, 255),
-    st.lists(st.text(max_size=100), max_size=20).map(tuple),
-)
-def test_every_request_and_every_answer_survives_the_way(do, what, code, lines):
-    assert message.decode_request(message.encode_request(Request(do, what)).rstrip(b"\n")) == Request(do, what)
-    assert message.decode_answer(message.encode_answer(Answer(code, lines), "1")) == Answer(code, lines)
 
 
 def test_an_answer_that_is_too_long_is_cut():

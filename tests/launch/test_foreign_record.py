@@ -253,7 +253,7 @@ def pipe(path: Path) -> None:
 NO_RECORDS = {
     link: "Too many levels of symbolic links",
     huge: "it is larger than 16 MiB",
-    deep: "recursion",
+    deep: "nested too deeply",
     pipe: "it is not a regular file",
 }
 

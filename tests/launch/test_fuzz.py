@@ -12,7 +12,7 @@ from dmltrain_launch.agent.commands import AnnouncedEntry, Peer, Spawn
 from dmltrain_launch.agent.events import StoppedProcess
 from dmltrain_launch.agent.host.gpus import Reports
 from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
-from dmltrain_launch.agent.reports import ASKED, MADE, Leaves, Slowest, Told, Viewed
+from dmltrain_launch.agent.reports import MADE, Told, Viewed
 from dmltrain_launch.channels import ChannelError
 from dmltrain_launch.channels.bridges.channel import BridgeChannel, frame
 from dmltrain_launch.job import hosts
@@ -22,10 +22,12 @@ PIECE = 1 << 16  # bytes of one read
 ROOT_OF_HOSTS = "hosts.example"
 EVENTS = [
     events.Ready("", 1, 2, "/usr/bin/python3", "10.0.0.1", {"cpus": [0, 1], "limits": {}}),
+    events.Resumed("", 3, 8, 5, False),
     events.Opened("", "/home/anna/job", ".dmltrain-sync-0"),
     events.Missing("", ("old.py", "a/b"), True),
     events.Wanted("", tuple(range(40)), 1 << 40, True),
     events.Synced("", 3, 4, (1, 2), ("removed a",)),
+    events.Probed("", {"os": {"name": "Debian"}, "packages": {"numpy": None}}, -0.25),
     events.Bound("", {"reach": 4000, "scheduler": 0}),
     events.Reached("", {"h2": {"ms": 0.5}, "h3": {"error": "refused"}}),
     events.Measured("", "h2", 10**10, 10**9),
@@ -33,15 +35,22 @@ EVENTS = [
     events.Exited("", 3, -9),
     events.Reported("", 0, Viewed(3, (0, 1, 7))),
     events.Reported("", 0, Told(2, MADE, "kv_store=dist_ssp staleness=4", "from view 3 on")),
+    events.Noticed("", (0, 3)),
+    events.Frozen("", 3, 60),
     events.Stopped("", (StoppedProcess(5, None), StoppedProcess(6, 3))),
+    events.Ended("", (5, 6)),
     events.Refused("", "no space left on h1", 2),
     events.Used("", 0.5, 0.25, 31.5, 10240.0, 0.875, None),
     events.Used("", None, None, 0, 0),
     events.Listing("", ({"pid": 1, "command": ["python", "train.py"]},)),
+    events.Alive("", "AAAA"),
 ]
 COMMANDS = [
     commands.JobCommand("mark", "h1", 5.0, 10.0, "00ff", "logs", usage=2.0),
+    commands.Attach("mark", "h1", 2, "dmltrain-door", "/tmp/spool"),
+    commands.Kept(7),
     commands.Sync("~/job"),
+    commands.Same(),
     commands.Entries(
         (AnnouncedEntry(0, "file", "train.py", 0o644, 1, 5, "0" * 64), AnnouncedEntry(1, "link", "l", 0, 1, 0, "x")),
         True,
@@ -50,11 +59,15 @@ COMMANDS = [
     commands.File(0, 5),
     commands.Bind("10.0.0.1", True, False, 9000, None),
     commands.Reach((Peer("h2", "10.0.0.2", 4000),)),
+    commands.Measure(Peer("h2", "10.0.0.2", 4000)),
     commands.Start(("RANK",), (Spawn(0, ("python", "train.py"), {"A": "b"}, "/tmp", "train.py"),)),
     commands.Scheduler(2, "10.0.0.3", 40000),
     commands.Change(0, 2, "dist_ssp", 4.0, "me"),
+    commands.NoticeCommand((0, 3)),
     commands.Probe({"workdir": "/tmp", "needs": ["torch"]}),
     commands.Stop(5.0, True),
+    commands.List("mark"),
+    commands.Beat("AAAA"),
 ]
 
 
@@ -153,16 +166,6 @@ def reports() -> list[bytes]:
     ]
 
 
-def take_report(data: bytes) -> None:
-    """What an agent does with a message of a scheduler. What it makes of it can be sent."""
-    protocol.encode_event(events.Reported("", 0, protocol.decode_report(data)))
-
-
-def said() -> list[bytes]:
-    found = [Viewed(3, (0, 1, 7)), Leaves(4, "SIGTERM"), Told(1, ASKED), Told(2, MADE, "a=1", "here"), Slowest(3, 55.0)]
-    return [json.dumps(protocol._tagged(each)).encode() for each in found]
-
-
 def files() -> list[bytes]:
     with open(ROOT_OF_HOSTS, "rb") as file:
         return [file.read(), b"h1 slots=2 gpus=0-3\nnode[01-08,12]:22 env.A='b c'\n", b"a@[fd00::1]:22 roles=worker\n"]
@@ -180,7 +183,6 @@ WORDS = (*KEYS, b"[[[[", b"{}", b"null", b"\n", b"1e999", b"\\ud800")
 HOST_WORDS = (b"slots=", b"[1-99999999]", b"[", b"]", b"env.", b"&a", b"*a", b"!!python/object", b"- ", b"\t", b"\xff")
 AGENT = Fuzzed(listen, streams, (ProtocolError, ChannelError), WORDS, (bytes, with_lengths))
 LAUNCHER = Fuzzed(obey, lines, (ProtocolError,), WORDS)
-SCHEDULER = Fuzzed(take_report, said, (ProtocolError,), (*WORDS, b'{"op": ', b'"made"', b'"rank"'))
 GPUS = Fuzzed(read_reports, reports, (), (b"[N/A]", b", ", b"\n", b"100", b"1e9", b"."))
 BRIDGE = Fuzzed(cross, bridged, (ChannelError,), (b'"code"', b"\0\0\0\0", b"{}", b"null"))
 HOSTS = Fuzzed(lambda data: hosts.parse(data, "hosts"), files, (LaunchError,), HOST_WORDS)
@@ -188,6 +190,6 @@ INVENTORY = Fuzzed(lambda data: hosts.parse(data, "hosts.yaml"), inventories, (L
 
 
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["AGENT", "LAUNCHER", "SCHEDULER", "GPUS", "BRIDGE", "HOSTS", "INVENTORY"])
+@pytest.mark.parametrize("name", ["AGENT", "LAUNCHER", "GPUS", "BRIDGE", "HOSTS", "INVENTORY"])
 def test_every_mutation_is_read_or_refused(name, part):
     survive(f"tests.launch.test_fuzz:{name}", part)

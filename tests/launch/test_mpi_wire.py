@@ -98,8 +98,8 @@ def test_output_that_arrives_during_close_is_dropped(desk):  # noqa: F811
     [
         (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes, expected at most 1048576"),
         (b"\x00\x10\x00\x01", "a frame of 1048577 bytes, expected at most 1048576"),
-        (frame(b"") + frame(b"[5]"), "its last message is not valid"),
-        (frame(b"") + frame(b'{"code": "x", "said": ""}'), "its last message is not valid"),
+        (frame(b"") + frame(b"[5]"), "its last message is not valid: it is [5], expected an object"),
+        (frame(b"") + frame(b'{"code": "x", "said": ""}'), "code is 'x', expected a whole number"),
     ],
 )
 def test_what_no_bridge_sends_ends_the_channel_before_it_is_read(desk, sent, reason):  # noqa: F811

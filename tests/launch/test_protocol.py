@@ -4,19 +4,16 @@ import json
 import zlib
 from dataclasses import FrozenInstanceError, field, fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dmltrain.base.safe_text import safe_lines
 from dmltrain.kvstore.scheduler import agent, reports
 from dmltrain.kvstore.transport import message
 from dmltrain_launch.agent import commands, events
 from dmltrain_launch.agent.channel import Incoming
-from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Beat, Peer, Spawn
-from dmltrain_launch.agent.events import EVENTS, StoppedProcess
+from dmltrain_launch.agent.commands import COMMANDS, Beat
+from dmltrain_launch.agent.events import EVENTS
 from dmltrain_launch.agent.protocol import (
     EVENT,
     GREETING,
@@ -25,7 +22,6 @@ from dmltrain_launch.agent.protocol import (
     LIST_BYTES,
     MESSAGE_BYTES,
     OUTPUT,
-    SHAPES,
     VERSION,
     ProtocolError,
     batches,
@@ -37,87 +33,12 @@ from dmltrain_launch.agent.protocol import (
     encode_event,
     filler,
 )
-from dmltrain_launch.agent.reports import ASKED, MADE, REFUSED, REPORT_BYTES, REPORTS, Leaves, Slowest, Told, Viewed
+from dmltrain_launch.agent.reports import ASKED, MADE, REFUSED, REPORT_BYTES, Leaves, Slowest, Told, Viewed
 from dmltrain_launch.agent.text import one_line
 from dmltrain_launch.agent.value import Value, value
 from dmltrain_launch.channels import ChannelError, frames
-from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
-WHOLE, AMOUNT, TEXT = st.integers(0, 65535), st.floats(0, 1e6), st.text()
-BIG = st.integers(-(1 << 40), 1 << 60)
-LINE = TEXT.map(one_line)
-TEXTS, STRINGS = st.lists(TEXT).map(tuple), st.dictionaries(TEXT, TEXT)
-PEER = st.builds(Peer, TEXT, TEXT, WHOLE)
-SPAWN = st.builds(Spawn, WHOLE, TEXTS, STRINGS, TEXT, TEXT, st.booleans(), WHOLE, st.booleans())
-VALUES = {  # of the fields, by their types
-    "str": TEXT,
-    "Text": LINE,
-    "Facts": st.dictionaries(LINE, st.none() | LINE | WHOLE | st.lists(LINE)),
-    "bool": st.booleans(),
-    "int": st.integers(-(1 << 62), 1 << 62),
-    "float": st.floats(-1e6, 1e6),
-    "Seconds": AMOUNT | WHOLE,
-    "Share": st.floats(0, 1),
-    "Amount": AMOUNT | WHOLE,
-    "Count": WHOLE,
-    "Port": WHOLE,
-    "Number": WHOLE,
-    "Peer": PEER,
-    "tuple[str, ...]": TEXTS,
-    "tuple[Text, ...]": st.lists(LINE).map(tuple),
-    "tuple[Facts, ...]": st.lists(st.dictionaries(LINE, LINE)).map(tuple),
-    "tuple[Count, ...]": st.lists(WHOLE).map(tuple),
-    "tuple[Number, ...]": st.lists(WHOLE).map(tuple),
-    "tuple[Peer, ...]": st.lists(PEER).map(tuple),
-    "tuple[AnnouncedEntry, ...]": st.lists(st.builds(AnnouncedEntry, WHOLE, TEXT, TEXT, WHOLE, BIG, WHOLE, TEXT)).map(
-        tuple
-    ),
-    "tuple[StoppedProcess, ...]": st.lists(st.builds(StoppedProcess, WHOLE, st.none() | WHOLE)).map(tuple),
-    "tuple[Spawn, ...]": st.lists(SPAWN).map(tuple),
-    "dict[str, str]": STRINGS,
-    "dict[str, Port]": st.dictionaries(TEXT, WHOLE),
-    "dict[str, Any]": st.dictionaries(TEXT, st.none() | TEXT | WHOLE),
-    "dict[str, dict[str, Any]]": st.dictionaries(TEXT, st.builds(dict, ms=AMOUNT) | st.builds(dict, error=LINE)),
-}
-VALUES["Outcome"] = st.sampled_from([ASKED, REFUSED, MADE])
-VALUES |= {f"{each} | None": st.none() | VALUES[each] for each in ("str", "Share", "Amount", "Port")}
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-def messages(table: dict[str, type]) -> st.SearchStrategy:
-    return st.sampled_from(sorted(table)).flatmap(
-        lambda name: st.builds(table[name], *(VALUES[field.type] for field in fields(table[name])))
-    )
-
-
-VALUES["Report"] = messages(REPORTS)
-
-
-def garbled(tag: str, table: dict[str, type]) -> st.SearchStrategy:
-    """JSON of any shape, often with a name and fields of the protocol and anything as their values."""
-    names = sorted({field.name for kind in table.values() for field in fields(kind)})
-    named = st.fixed_dictionaries(
-        {tag: st.sampled_from(sorted(table))}, optional=dict.fromkeys(names, JSON) | {"padding": JSON}
-    )
-    return JSON | named
-
-
-@given(messages(COMMANDS))
-def test_a_command_comes_as_it_was_sent(command):
-    line = encode_command(command)
-    assert line.endswith(b"\n") and line.count(b"\n") == 1
-    assert decode_command(line) == command
-
-
-@given(messages(EVENTS))
-def test_an_event_comes_as_it_was_sent_and_its_host_is_the_connections(event):
-    found = decode_event(encode_event(event), "h7")
-    assert (type(found), found.host) == (type(event), "h7")
-    assert {**vars(found), "host": event.host} == vars(event)
 
 
 @pytest.mark.parametrize(
@@ -177,135 +98,64 @@ def test_a_text_of_an_agent_is_one_printable_line(event, field, unsafe):
     ).replace(json.dumps(text)[1:-1], json.dumps(one_line(text))[1:-1])
 
 
-def test_an_event_nested_too_deeply_is_a_protocol_error():
-    for levels in (100, 900, 5000, 50_000):
-        text = b'{"event": "probed", "facts": {"a": %s%s}}' % (b"[" * levels, b"]" * levels)
-        try:
-            decode_event(text, "h")
-        except ProtocolError as error:
-            assert "expected" in str(error)
-
-
 def test_lines_of_the_launchers_own_stay():
     assert safe_lines("one\n\ttwo\x1b[2J\r") == "one\n\ttwo\\x1b[2J\\r"
 
 
-@settings(max_examples=examples(30))  # they take long to make
-@given(garbled("do", COMMANDS) | garbled("event", EVENTS) | garbled("op", REPORTS))
-def test_json_of_any_shape_is_a_message_or_a_protocol_error(found):
-    for decode in (decode_command, lambda text: decode_event(text, "h"), decode_report):
-        try:
-            decode(json.dumps(found).encode())
-        except ProtocolError as error:
-            assert "expected" in str(error) or "its fields are" in str(error)
-
-
-@given(st.binary())
-def test_bytes_of_any_kind_are_a_protocol_error(found):
-    with pytest.raises(ProtocolError, match="expected"):
-        decode_command(b"{" + found)
-
-
-def test_json_without_end_is_a_protocol_error():
-    with pytest.raises(ProtocolError, match="is not JSON"):
-        decode_command(b"[" * 200_000)
+def test_the_host_of_an_event_is_the_connections():
+    assert decode_event(encode_event(events.Started("h1", 3, 4711)), "h7") == events.Started("h7", 3, 4711)
+    with pytest.raises(ProtocolError, match="^beat: it has the unknown field 'host'"):
+        decode_event(b'{"event": "beat", "host": "x"}', "h7")
 
 
 START = b'{"do": "start", "unset": [], "tasks": [{"task": %s, "argv": [], "environment": %s, "workdir": ""}]}'
-TASK = "a process to start is"
-PATH = 'expected an object of {"ms": number} or {"error": text}'
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"[]", "'[]' is not a message; expected 'do' to be one of job, attach, kept, sync, "),
-        (b'{"do": "leave"}', "is not a message; expected 'do' to be one of "),
-        (b'{"do": ["job"]}', "is not a message; expected 'do' to be one of "),
-        (b'{"do": "stop"}', "message 'stop' lacks the field 'grace': expected a number of seconds, 0 or more"),
-        (b'{"do": "stop", "grace": true}', "'grace' of message 'stop' is 'true'; expected a number of seconds"),
-        (b'{"do": "stop", "grace": -1}', "'grace' of message 'stop' is '-1'; expected a number of seconds"),
-        (b'{"do": "stop", "grace": NaN}', "'grace' of message 'stop' is 'NaN'; expected a number of seconds"),
-        (b'{"do": "stop", "grace": 1, "dumps": true}', "unknown field 'dumps'; its fields are: grace, dump"),
-        (b'{"do": "same", "x": 1}', "message 'same' has the unknown field 'x'; its fields are: none"),
-        (b'{"do": "beat", "x": 1}', "message 'beat' has the unknown field 'x'; its fields are: filler"),
-        (b'{"do": "reach", "peers": [["a", "b"]]}', "expected a list of [name, address, port]"),
-        (b'{"do": "bind", "address": "a", "master": 65536}', "expected a port, 0 to 65535, or null"),
-        (b'{"do": "start", "unset": [], "tasks": [{"task": 1}]}', "a process to start lacks the field 'argv'"),
-        (b'{"do": "file", "entry": 0, "bytes": -5}', "expected a whole number, 0 or more"),
-        (b'{"do": "stop", "grace": "1"}', "field 'grace' of message 'stop' is '\"1\"'; expected a number of seconds"),
-        (b'{"do": "stop", "grace": 1, "dump": 1}', "field 'dump' of message 'stop' is '1'; expected true or false"),
-        (b'{"do": "list", "mark": 7}', "field 'mark' of message 'list' is '7'; expected text"),
-        (b'{"do": "probe", "request": []}', "field 'request' of message 'probe' is '[]'; expected an object"),
-        (b'{"do": "bind", "address": "a", "scheduler": null, "reach": null}', "is 'null'; expected true or false"),
-        (b'{"do": "start", "unset": 3, "tasks": []}', "'unset' of message 'start' is '3'; expected a list of text"),
-        (b'{"do": "start", "unset": [3], "tasks": []}', "'unset' of message 'start' is '[3]'; expected a list of text"),
-        (START % (b"1", b'{"A": 1}'), f"'environment' of {TASK} '{{\"A\": 1}}'; expected an object of text"),
-        (START % (b"65536", b"{}"), f"field 'task' of {TASK} '65536'; expected the number of a task"),
-        (b'{"do": "start", "unset": [], "tasks": [1]}', "'tasks' of message 'start' is '[1]'; expected a list of a"),
-        (b'{"do": "entries", "entries": [[0, "f", "a", 0, 0.5, 0, ""]], "last": true}', "expected a list of [number, "),
-        (b'{"do": "stop", "host": "h", "grace": 1}', "unknown field 'host'; its fields are: grace, dump"),
-        (b'{"event": "ready", "pid": 0.5, "cores": 1}', "'pid' of message 'ready' is '0.5'; expected a whole number"),
-        (b'{"event": "bound", "ports": {"reach": 70000}}', "'{\"reach\": 70000}'; expected an object of a port, 0 to"),
-        (b'{"event": "reached", "peers": {"a": {"ms": "1"}}}', 'reached\' is \'{"a": {"ms": "1"}}\'; ' + PATH),
-        (b'{"event": "reached", "peers": {"a": {"error": 1}}}', "expected an object of"),
-        (b'{"event": "reached", "peers": {"a": {"ms": 1, "error": ""}}}', "expected an object of"),
-        (b'{"event": "reached", "peers": {"a": {"ns": 1}}}', "expected an object of"),
-        (b'{"event": "stopped", "processes": [[1, 2, 3]]}', "expected a list of [pid, task]"),
-        (b'{"event": "stopped", "processes": [[1, -1]]}', "expected a list of [pid, task]"),
-        (b'{"event": "beat", "host": "x"}', "message 'beat' has the unknown field 'host'; its fields are: filler"),
-        (b'{"event": "ready", "host": "other", "pid": 1, "cores": 1}', "unknown field 'host'"),
-        (b'{"event": "ready", "pid": 1}', "message 'ready' lacks the field 'cores': expected a whole number"),
+        (b"Last login", "it is not JSON (Expecting value: line 1 column 1 (char 0)): 'Last login'"),
+        (b'{"do": ["job"]}', "do is ['job'], expected one of job, attach, kept, sync, "),
+        (b'{"event": "leave"}', "event is 'leave', expected one of ready, "),
+        (b'{"do": "stop"}', "stop: it lacks the field 'grace', expected grace, dump"),
+        (b'{"do": "stop", "grace": NaN}', "stop: grace is nan, expected a number of seconds, 0 or more"),
+        (b'{"do": "same", "x": 1}', "same: it has the unknown field 'x', expected no field"),
+        (b'{"do": "reach", "peers": [["a", "b"]]}', "reach: peers[0] is ['a', 'b'], expected [name, address, port]"),
+        (b'{"do": "start", "unset": [], "tasks": [{"task": 1}]}', "start: tasks[0] lacks the field 'argv'"),
+        (START % (b"1", b'{"A": 1}'), "start: tasks[0].environment.A is 1, expected a text"),
+        (b'{"event": "reached", "peers": {"a": {"ns": 1}}}', "reached: peers.a is {'ns': 1}, expected an object with"),
+        (b'{"event": "stopped", "processes": [[1, -1]]}', "stopped: processes[0][1] is -1, expected a whole number"),
         (
             b'{"event": "reported", "task": 1, "report": {"op": "stop"}}',
-            "with 'op', one of view, leaves, change, slowest",
+            "reported: report is {'op': 'stop'}, expected an object with 'op', one of view, leaves, change, slowest",
         ),
-        (b'{"event": "reported", "task": 1, "report": {"op": "leaves", "rank": 1}}', "report 'leaves' lacks the field"),
-        (b'{"op": "change", "number": 1, "outcome": "lost"}', "is '\"lost\"'; expected asked, refused or made"),
-        (b'{"op": "slowest", "rank": 1, "percent": Infinity}', "expected a number, 0 or more"),
-        (b'{"sent": "beat"}', "is not a message; expected 'do' to be one of "),
-        (b'{"event": "leave"}', "is not a message; expected 'event' to be one of "),
+        (
+            b'{"event": "reported", "task": 1, "report": {"op": "leaves", "rank": 1}}',
+            "reported: report lacks the field 'reason'",
+        ),
+        (b'{"op": "change", "number": 1, "outcome": "lost"}', "change: outcome is 'lost', expected one of asked, "),
+        (b'{"op": "slowest", "rank": 1, "percent": Infinity}', "slowest: percent is inf, expected a number, 0 or more"),
     ],
 )
 def test_an_error_names_what_was_expected(line, said):
     with pytest.raises(ProtocolError) as error:
         decode = decode_report if line.startswith(b'{"op"') else decode_command
         decode_event(line, "h") if b'"event"' in line else decode(line)
-    assert said in str(error.value)
+    assert str(error.value).startswith(said)
 
 
-def test_a_long_message_is_shown_in_part():
-    for text, shown in ((b"x" * 100, "x" * 100 + "' is not JSON"), (b"x" * 101, "x" * 100 + "'... is not JSON")):
-        with pytest.raises(ProtocolError, match=f"^'{shown}; expected an object with 'do'$"):
-            decode_command(text)
-    with pytest.raises(ProtocolError, match=r"^'\\xe9\\ufffd' is not JSON"):
-        decode_command("é".encode() + b"\xff")
-
-
-@pytest.mark.parametrize(
-    ("line", "least", "most"),
-    [
-        (b'{"do": "bind", "address": "a", "master": %d}', 0, 65535),
-        (START % (b"%d", b"{}"), 0, 65535),
-        (b'{"do": "stop", "grace": %d}', 0, 10**9),
-        (b'{"do": "file", "entry": %d, "bytes": 0}', 0, 1 << 63),
-        (b'{"do": "entries", "entries": [[0, "file", "a", 0, %d, 0, ""]], "last": true}', -(1 << 63), 1 << 63),
-    ],
-)
-def test_numbers_have_limits(line, least, most):
-    for number in (least, most):
-        assert isinstance(decode_command(line % number), commands.Command)
-    for number in (least - 1, most + 1):
-        with pytest.raises(ProtocolError):
-            decode_command(line % number)
+def test_numbers_have_limits():
+    for port in (-1, 65536):
+        with pytest.raises(ProtocolError, match=f"bind: master is {port}, expected a whole number from 0 to 65535"):
+            decode_command(b'{"do": "bind", "address": "a", "master": %d}' % port)
+        with pytest.raises(ProtocolError, match=rf"start: tasks\[0\].task is {port}"):
+            decode_command(START % (b"%d" % port, b"{}"))
 
 
 def test_every_message_is_in_a_table():
-    """And each field has a check."""
     for module, base, table in ((commands, commands.Command, COMMANDS), (events, events.Event, EVENTS)):
         kinds = {var for var in vars(module).values() if isinstance(var, type) and issubclass(var, base)}
         assert set(table.values()) == kinds - {base}
-    assert all(set(get_type_hints(kind)) == set(shape) for kind, shape in SHAPES.items())
 
 
 class Script:
@@ -386,37 +236,17 @@ def test_a_line_that_never_ends_takes_little_memory_and_the_next_is_read():
     assert errors == 3, "once for each line"
 
 
-HEAVY = {
-    "lists": lambda: b"[%s]" % b",".join([b"[]"] * 400_000),
-    "objects": lambda: b"[%s]" % b",".join([b'{"a":1}'] * 200_000),
-    "numbers": lambda: b"[%s]" % b",".join([b"1000"] * 600_000),
-    "names": lambda: b"{%s}" % b",".join(b'"%d":1' % number for number in range(300_000)),
-}
-
-
-@pytest.mark.parametrize("what", HEAVY)
-def test_a_message_that_would_take_much_memory_is_refused_before_it_is_read(what):
-    text = b'{"event": "probed", "facts": %s}' % HEAVY[what]()
+def test_a_message_that_would_take_much_memory_is_refused_before_it_is_read():
+    text = b'{"event": "probed", "facts": [%s]}' % b",".join([b"[]"] * 400_000)
     assert len(text) < MESSAGE_BYTES
-    with pytest.raises(ProtocolError, match=r"the message takes about \d+ MiB; expected at most 24"):
+    with pytest.raises(ProtocolError, match="^it takes about 61 MiB, expected at most 24$"):
         decode_event(text, "h1")
 
 
-def test_a_number_of_many_digits_is_refused_at_once():
-    """Python before 3.11 reads it in a time that is quadratic in its length: minutes for a million digits."""
-    for digits, fits in ((40, True), (41, False), (3_000_000, False)):
-        text = b'{"event": "probed", "facts": {"a": %s}}' % (b"9" * digits)
-        if fits:
-            assert decode_event(text, "h1").facts == {"a": int("9" * digits)}
-        else:
-            with pytest.raises(ProtocolError, match="is not JSON"):
-                decode_event(text, "h1")
-
-
 def test_a_message_that_is_too_long_is_not_sent_either():
-    with pytest.raises(ProtocolError, match=r"message 'sync' has \d+ bytes; expected at most 4194304"):
+    with pytest.raises(ProtocolError, match=r"sync: it has \d+ bytes, expected at most 4194304"):
         encode_command(commands.Sync("x" * (4 << 20)))
-    with pytest.raises(ProtocolError, match="message 'refused' has .* bytes; expected at most 4194304"):
+    with pytest.raises(ProtocolError, match="refused: it has .* bytes, expected at most 4194304"):
         encode_event(events.Refused("", "x" * (4 << 20), 2))
 
 

@@ -4,14 +4,12 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dmltrain.base.errors import UserError
 from dmltrain.report import reading
 from dmltrain.report.page import experiment, samples
 from dmltrain.report.page.chart import Curve, LineChart
@@ -19,7 +17,7 @@ from dmltrain.report.page.pack import Pool
 from dmltrain.report.page.sections import experiments
 from dmltrain.report.page.sections.section import Context
 from dmltrain.report.page.source import Sources
-from dmltrain.report.runs import block, job_record
+from dmltrain.report.runs import block
 from dmltrain.report.runs.run import Run, merge
 from dmltrain.report.summaries.series import AXES, TEST_ERROR, points
 from dmltrain.report.summaries.summary import COLUMNS, summary
@@ -105,14 +103,6 @@ SUMMARY = Fuzzed(
 )
 
 
-RECORD = Fuzzed(
-    lambda content: job_record.parse("job.json", content),
-    lambda: [path.read_bytes() for path in sorted(Path("logs/reference").glob("*/job.json"))],
-    (UserError,),
-    (b'"hosts"', b'"name"', b"null", b"[]", b"{}", b'"format": 1,', b"1e999", b"-1"),
-)
-
-
 CSV = b"""\
 time,host,cpu,memory,job_cpu,job_memory,gpu,gpu_memory
 1763812800.000,h0,0.912,0.310,1.824,1024.0,,
@@ -138,13 +128,13 @@ SAMPLES = Fuzzed(show_samples, lambda: [CSV], (), (b'"', b",", b"\r", b"\0", b"n
 EXPERIMENT = Fuzzed(
     show_results,
     lambda: [json.dumps(written.RESULTS).encode(), json.dumps(written.RESULTS, indent=1).encode()],
-    (ValueError, RecursionError),
+    (ValueError,),
     (b"null", b"[]", b"{}", b"[" * 100, b"1e999", b"-1", b"../", b'"..", ', b"NaN", b"true", b"<b>"),
 )
 
 
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["SEEDED", "TABLES", "SUMMARY", "RECORD", "SAMPLES", "EXPERIMENT"])
+@pytest.mark.parametrize("name", ["SEEDED", "TABLES", "SUMMARY", "SAMPLES", "EXPERIMENT"])
 def test_mutated_files_can_be_read_and_shown_in_limited_memory_and_time(name: str, part: int) -> None:
     survive(f"tests.report.test_fuzz:{name}", part)
 

@@ -6,20 +6,32 @@ frame also has an "op", which names the class. Anything else raises a FrameError
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
-from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+from dmltrain.base import json_text, schema
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 
 MAX_TEXT = 512  # characters of a handshake's texts
-MAX_COMMAS = 3 << 18  # of a message: without this limit, 8 MiB of empty lists would take 240 MiB when decoded
-ROLES = ("scheduler", "server", "worker", "relay")  # a relay's index is its worker's
+MAX_MEMORY = 120 << 20  # bytes of a decoded message, about: 8 MiB of empty lists would take twice as much
 FILLER = "0" * 2048  # of heartbeats
+SEPARATORS = (",", ":")
+if TYPE_CHECKING:
+    Short = str
+    Role = str
+    Clocks = float
+    Positive = float
+    Count = int
+    Port = int
+else:
+    Short = schema.text(MAX_TEXT)
+    Role = schema.choice("scheduler", "server", "worker", "relay")  # a relay's index is its worker's
+    Clocks = schema.number(-math.inf, math.inf, "a number of clocks")  # a type without a bound has an infinite one
+    Positive = schema.number(math.ulp(0.0), schema.LARGEST, "a positive number")
+    Port, Count = schema.whole(0, 65535), schema.whole()
 
 
 class Message:
@@ -38,21 +50,13 @@ class Hello(Message):
     handshake.py."""
 
     kind = FrameKind.HELLO
-    job: str
-    role: str
-    index: int
-    listener: str
-    purpose: str
-    wire: str
-    nonce: str
-
-    def __post_init__(self) -> None:
-        _limit(self, "job", "role", "listener", "purpose", "wire", "nonce")
-        if self.role not in ROLES or self.index < 0:
-            raise ValueError(
-                f"role {self.role!r} with index {self.index}, expected one of {', '.join(ROLES)} with an "
-                "index of 0 or more"
-            )
+    job: Short
+    role: Role
+    index: Count
+    listener: Short
+    purpose: Short
+    wire: Short
+    nonce: Short
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,8 @@ class Challenge(Message):
     """The listener's nonce, and its proof over both nonces."""
 
     kind = FrameKind.CHALLENGE
-    nonce: str
-    proof: str
-
-    def __post_init__(self) -> None:
-        _limit(self, "nonce", "proof")
+    nonce: Short
+    proof: Short
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,7 @@ class Proof(Message):
     """The caller's proof over both nonces."""
 
     kind = FrameKind.PROOF
-    proof: str
-
-    def __post_init__(self) -> None:
-        _limit(self, "proof")
+    proof: Short
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,10 @@ class Register(Message):
 
     op = "register"
     host: str
-    port: int
+    port: Port
     host_name: str
     socket_name: str
     host_id: str
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port {self.port}, expected 0 to 65535")
 
 
 @dataclass(frozen=True)
@@ -264,12 +258,9 @@ class Ready(Message):
     facts: Mapping[str, Any] = field(default_factory=dict)
     replay: tuple[View, ...] = ()
     balance: Balancing = EQUAL
-    kvstore: str = ""
-    staleness: float = 0.0
-    why_fixed: str = ""
-
-    def __post_init__(self) -> None:
-        _limit(self, "kvstore", "why_fixed")
+    kvstore: Short = ""
+    staleness: Clocks = 0.0
+    why_fixed: Short = ""
 
 
 @dataclass(frozen=True)
@@ -346,11 +337,7 @@ class Speed(Message):
 
     op = "speed"
     view: int
-    samples: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.samples < math.inf:
-            raise ValueError(f"speed of {self.samples} samples per second, expected a positive number")
+    samples: Positive
 
 
 @dataclass(frozen=True)
@@ -411,11 +398,8 @@ class Failed(Message):
     """This worker ends by an error of its own in the op after `done`. An elastic job survives this."""
 
     op = "failed"
-    error: str
+    error: Short
     done: int
-
-    def __post_init__(self) -> None:
-        _limit(self, "error")
 
 
 # -- a change of the kvstore between two steps, between workers and the scheduler; see scheduler/changes.py ------------
@@ -432,13 +416,10 @@ class Change(Message):
 
     op = "change"
     number: int
-    kv_store: str
-    staleness: float
-    by: str
+    kv_store: Short
+    staleness: Clocks
+    by: Short
     after: int = ASKS
-
-    def __post_init__(self) -> None:
-        _limit(self, "kv_store", "by")
 
 
 @dataclass(frozen=True)
@@ -449,10 +430,7 @@ class Stops(Message):
     op = "stops"
     number: int
     step: int
-    refusal: str = ""
-
-    def __post_init__(self) -> None:
-        _limit(self, "refusal")
+    refusal: Short = ""
 
 
 @dataclass(frozen=True)
@@ -461,10 +439,7 @@ class Changed(Message):
 
     op = "changed"
     number: int
-    now: str
-
-    def __post_init__(self) -> None:
-        _limit(self, "now")
+    now: Short
 
 
 @dataclass(frozen=True)
@@ -472,11 +447,7 @@ class Took(Message):
     """This worker computes for `seconds` in a step, without its waits for others: the median of some steps."""
 
     op = "took"
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf:
-            raise ValueError(f"{self.seconds} s in a step, expected a positive number")
+    seconds: Positive
 
 
 # -- workers with servers ---------------------------------------------------------------------------------------------
@@ -502,7 +473,7 @@ class Declare(Message):
 
     kind = FrameKind.DECLARE
     type: str
-    staleness: float
+    staleness: Clocks
     keys: tuple[DeclaredKey, ...]
 
 
@@ -520,7 +491,7 @@ class Consistency(Message):
 
     kind = FrameKind.CONSISTENCY
     type: str
-    staleness: float
+    staleness: Clocks
 
 
 @dataclass(frozen=True)
@@ -531,11 +502,7 @@ class Hold(Message):
     worker may also send this within a view."""
 
     kind = FrameKind.HOLD
-    step: int
-
-    def __post_init__(self) -> None:
-        if self.step < 0:
-            raise ValueError(f"step {self.step}, expected 0 or more")
+    step: Count
 
 
 @dataclass(frozen=True)
@@ -564,28 +531,27 @@ _CHANGES = (Change, Stops, Changed, Took)
 _DATA = (Declare, Optimizer, Consistency, Hold, Leave, Error)
 BY_KIND: Mapping[int, type[Message]] = {class_.kind: class_ for class_ in (*_HANDSHAKE, *_DATA)}
 BY_OP: Mapping[str, type[Message]] = {class_.op: class_ for class_ in (*_SCHEDULER, *_VIEWS, *_CHANGES)}
-_PLAIN = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
 _Message = TypeVar("_Message", bound=Message)
+_CONTROL = json_text.Messages("op", BY_OP, FrameError, memory=MAX_MEMORY, separators=SEPARATORS)
 
 
 def encode(message: Message, view: int = 0) -> bytes:
     """The complete frame of a message; `view` is the header's."""
-    content = {"op": message.op, **vars(message)} if message.kind == FrameKind.CONTROL else vars(message)
-    payload = json.dumps(content, separators=(",", ":"), default=vars).encode()
+    control = message.kind == FrameKind.CONTROL
+    payload = _CONTROL.encode(message) if control else json_text.encode(message, SEPARATORS)
     return Header(message.kind, len(payload), view).pack() + payload
 
 
 def decode(kind: int, payload: bytes | bytearray) -> Message:
     """The message of a frame of `kind`. Raises FrameError, which names the field and what was expected."""
-    content = _json_object(payload)
-    if kind != FrameKind.CONTROL:
-        if kind not in BY_KIND:
-            raise FrameError(f"frame kind {kind} where a control message was expected")
-        return cast(Message, _made(BY_KIND[kind], content, FrameKind(kind).name))
-    op = content.pop("op", None)
-    if not isinstance(op, str) or op not in BY_OP:
-        raise FrameError(f"unknown operation {_short(op)}, expected one of {', '.join(BY_OP)}")
-    return cast(Message, _made(BY_OP[op], content, op))
+    if kind == FrameKind.CONTROL:
+        return cast(Message, _CONTROL.decode(payload))
+    if kind not in BY_KIND:
+        raise FrameError(f"frame kind {kind} where a control message was expected")
+    try:
+        return schema.read(BY_KIND[kind], json_text.parse(payload, memory=MAX_MEMORY))
+    except schema.Invalid as error:
+        raise FrameError(f"{FrameKind(kind).name}: {error}") from None
 
 
 def expect(message: Message, wanted: type[_Message]) -> _Message:
@@ -593,82 +559,3 @@ def expect(message: Message, wanted: type[_Message]) -> _Message:
     if not isinstance(message, wanted):
         raise FrameError(f"{type(message).__name__} where {wanted.__name__} was expected")
     return message
-
-
-def _json_object(payload: bytes | bytearray) -> dict[str, Any]:
-    if payload.count(b",") > MAX_COMMAS:
-        raise FrameError(f"control frame with more than {MAX_COMMAS} commas")
-    try:
-        content = json.loads(payload)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise FrameError(f"control frame is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise FrameError(f"control frame is a JSON {type(content).__name__}, expected an object")
-    return content
-
-
-@cache
-def _types(wanted: type) -> dict[str, Any]:
-    """Field -> its type."""
-    hints = get_type_hints(wanted)
-    return {field.name: hints[field.name] for field in fields(wanted)}
-
-
-def _made(wanted: type, content: dict[str, Any], where: str) -> Any:
-    """An instance of a dataclass from its checked fields."""
-    types = _types(wanted)
-    if content.keys() != types.keys():
-        unknown, missing = sorted(content.keys() - types.keys()), sorted(types.keys() - content.keys())
-        wrong = f"without {missing[0]!r}" if missing else f"with an unknown field {_short(unknown[0])}"
-        raise FrameError(f"{where} {wrong}, expected the fields {', '.join(types) or '(none)'}")
-    values = {name: _checked(content[name], type_, f"{where}: {name}") for name, type_ in types.items()}
-    try:
-        return wanted(**values)
-    except ValueError as error:
-        raise FrameError(f"{where}: {error}") from error
-
-
-def _checked(value: Any, wanted: Any, where: str) -> Any:
-    """A JSON value converted to a field's type: a plain type, a dataclass, a mapping, or a tuple of these."""
-    if wanted in _PLAIN:
-        if type(value) is wanted:
-            return value
-        if wanted is float and type(value) is int:
-            return _as_float(value, where)
-        raise FrameError(f"{where} is {_short(value)}, expected {_PLAIN[wanted]}")
-    if get_origin(wanted) is tuple:
-        return _checked_tuple(value, get_args(wanted), where)
-    if not isinstance(value, dict):
-        raise FrameError(f"{where} is {_short(value)}, expected an object")
-    return _made(cast(type, wanted), value, where) if is_dataclass(wanted) else value
-
-
-def _checked_tuple(value: Any, wanted: tuple[Any, ...], where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise FrameError(f"{where} is {_short(value)}, expected a list")
-    if wanted[-1] is ...:
-        return tuple(_checked(item, wanted[0], where) for item in value)
-    if len(value) != len(wanted):
-        raise FrameError(f"{where} is {_short(value)}, expected {len(wanted)} values")
-    return tuple(_checked(item, kind, where) for item, kind in zip(value, wanted, strict=True))
-
-
-def _as_float(value: int, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise FrameError(f"{where} is {_short(value)}, expected a number that a double can hold") from error
-
-
-def _short(value: Any) -> str:
-    """A received value in short, for a message."""
-    try:
-        return repr(value)[:100]
-    except (ValueError, RecursionError):  # an integer with more digits than Python converts to text
-        return f"a {type(value).__name__}"
-
-
-def _limit(message: Message, *names: str) -> None:
-    for name in names:
-        if len(getattr(message, name)) > MAX_TEXT:
-            raise ValueError(f"{name} of {len(getattr(message, name))} characters, expected {MAX_TEXT} at most")

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dmltrain.base import json_text
 from dmltrain.base.errors import UserError
 
 RESULTS, CELLS = "results.json", "cells"
@@ -96,16 +97,14 @@ def read(path: str) -> ExperimentOnPage | None:
         if len(content) > MOST_BYTES:
             raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
         return parse(path, content)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)[:200]
         raise UserError(f"{file} is not read: {why}; expected the results of dmltrain-experiment") from None
 
 
 def parse(path: str, content: bytes) -> ExperimentOnPage:
-    """The experiment in a results.json. ValueError or RecursionError if it is no JSON object."""
-    fields = json.loads(content)
-    if not isinstance(fields, dict):
-        raise ValueError("it holds no JSON object")
+    """The experiment in a results.json. ValueError if it is no JSON object."""
+    fields = json_text.parse_object(content)
     columns = {_text(row.get("key")): _text(row.get("heading")) for row in _dicts(fields.get("columns"))}
     return ExperimentOnPage(
         path,

@@ -6,20 +6,30 @@ report goes on without it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
+from dmltrain.base import json_text, schema
 from dmltrain.base.errors import UserError
 
 NAME = "job.json"
 _MOST_BYTES = 4 << 20  # a job of 1,000 hosts and 3,000 processes needs 1 MiB
 _MOST_LETTERS = 4096  # of one text
 _FORMATS = (0, 1)
+if TYPE_CHECKING:
+    _Words = str
+    _Text = str
+    _Count = int
+    _Seconds = float
+else:
+    _Words = schema.text().then(lambda text: text[:_MOST_LETTERS])
+    _Text = _Words.only(bool, "a text that is not empty")
+    _Count = schema.whole(0, (1 << 31) - 1)
+    _Seconds = schema.number(0, 1e12, "a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -38,9 +48,9 @@ class ProcessRecord:
 class AttemptRecord:
     """An attempt before the last one: when and why it ended."""
 
-    ended: str | None
-    exit_code: int | None
-    cause: str | None
+    ended: _Text | None = None
+    exit_code: _Count | None = None
+    cause: _Text | None = None
 
 
 @dataclass(frozen=True)
@@ -48,10 +58,10 @@ class ChangeRecord:
     """The kvstore has changed `after` s from the attempt's start, to `now`. `where`: in the training of all workers,
     such as "after step 147"."""
 
-    after: float | None
-    where: str
-    now: str
-    by: str
+    after: _Seconds | None = None
+    where: _Text = ""
+    now: _Text = ""
+    by: _Text = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,46 @@ class JobRecord:
     processes: tuple[ProcessRecord, ...] = ()
     earlier: tuple[AttemptRecord, ...] = ()
     changes: tuple[ChangeRecord, ...] = ()
+
+
+# -- as the file has it: what is missing or wrong has the default ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Host:
+    name: _Text = ""
+
+
+@dataclass(frozen=True)
+class _Process:
+    role: _Text = "a process"
+    rank: _Count | None = None
+    host: _Text = ""
+    exit_code: _Count | None = None
+    signal: _Text = ""
+    ended_by_launcher: bool = False
+
+    def record(self) -> ProcessRecord:
+        name = self.role if self.rank is None else f"{self.role}-{self.rank}"
+        return ProcessRecord(name, self.host, self.exit_code, self.signal, self.ended_by_launcher)
+
+
+@dataclass(frozen=True)
+class _File:
+    command: tuple[_Words, ...] = ()
+    launcher: _Text | None = None
+    num_workers: _Count | None = None
+    num_servers: _Count | None = None
+    versions: dict[str, _Text] = field(default_factory=dict)
+    hosts: tuple[_Host, ...] = ()
+    started: _Text | None = None
+    seconds: _Seconds | None = None
+    exit_code: _Count | None = None
+    cause: _Text | None = None
+    ended: _Text | None = None
+    processes: tuple[_Process, ...] = ()
+    restarts: tuple[AttemptRecord, ...] = ()
+    kvstore_changes: tuple[ChangeRecord, ...] = ()
 
 
 def read(folder: str) -> JobRecord | None:
@@ -109,87 +159,37 @@ def _content(path: str) -> bytes:
 def parse(path: str, content: bytes) -> JobRecord:
     """The record in the job.json at `path`. UserError if it is not valid; values of a wrong type count as missing."""
     try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        fields = json_text.parse_object(content)
+    except schema.Invalid as error:
         raise _unreadable(path, error) from None
-    if not isinstance(fields, dict):
-        raise _unreadable(path, "it holds no JSON object")
     version = fields.get("format", 0)
     if type(version) is not int or version not in _FORMATS:
-        raise _unreadable(path, f"its format is {str(version)[:40]}, and this program reads formats 0 and 1")
-    return _checked(fields)
+        raise _unreadable(path, f"its format is {schema.shown(version)}, and this program reads formats 0 and 1")
+    return _record(schema.salvaged(_File, fields))
 
 
-def _checked(fields: dict[str, Any]) -> JobRecord:
-    versions = fields.get("versions")
+def _record(file: _File) -> JobRecord:
     return JobRecord(
-        command=tuple(_texts(fields.get("command"))),
-        launcher=_text(fields.get("launcher")),
-        workers=_count(fields.get("num_workers")),
-        servers=_count(fields.get("num_servers")),
-        versions={key: text for key, value in versions.items() if (text := _text(value)) and key}
-        if isinstance(versions, dict)
-        else {},
-        hosts=tuple(dict.fromkeys(_names(fields.get("hosts"), "name"))),
-        worker_hosts=tuple(dict.fromkeys(_names(_workers(fields.get("processes")), "host"))),
-        started=_text(fields.get("started")),
-        seconds=_seconds(fields.get("seconds")),
-        exit_code=_count(fields.get("exit_code")),
-        cause=_text(fields.get("cause")),
-        ended=_text(fields.get("ended")),
-        processes=tuple(_process(row) for row in _rows(fields.get("processes"))),
-        earlier=tuple(
-            AttemptRecord(_text(row.get("ended")), _count(row.get("exit_code")), _text(row.get("cause")))
-            for row in _rows(fields.get("restarts"))
-        ),
-        changes=tuple(
-            ChangeRecord(_seconds(row.get("after")), _text(row.get("where")) or "", now, _text(row.get("by")) or "")
-            for row in _rows(fields.get("kvstore_changes"))
-            if (now := _text(row.get("now")))
-        ),
+        file.command,
+        file.launcher,
+        file.num_workers,
+        file.num_servers,
+        {name: version for name, version in file.versions.items() if name},
+        hosts=_distinct(host.name for host in file.hosts),
+        worker_hosts=_distinct(process.host for process in file.processes if process.role == "worker"),
+        started=file.started,
+        seconds=file.seconds,
+        exit_code=file.exit_code,
+        cause=file.cause,
+        ended=file.ended,
+        processes=tuple(process.record() for process in file.processes),
+        earlier=file.restarts,
+        changes=tuple(change for change in file.kvstore_changes if change.now),
     )
 
 
-def _process(row: dict[str, Any]) -> ProcessRecord:
-    role, rank = _text(row.get("role")) or "a process", _count(row.get("rank"))
-    return ProcessRecord(
-        role if rank is None else f"{role}-{rank}",
-        _text(row.get("host")) or "",
-        _count(row.get("exit_code")),
-        _text(row.get("signal")) or "",
-        row.get("ended_by_launcher") is True,
-    )
-
-
-def _workers(processes: object) -> list[dict[str, Any]]:
-    return [row for row in _rows(processes) if row.get("role") == "worker"]
-
-
-def _rows(value: object) -> list[dict[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-def _names(rows: object, key: str) -> Iterator[str]:
-    for row in _rows(rows):
-        if name := _text(row.get(key)):
-            yield name
-
-
-def _texts(values: object) -> list[str]:
-    return [value[:_MOST_LETTERS] for value in values if isinstance(value, str)] if isinstance(values, list) else []
-
-
-def _text(value: object) -> str | None:
-    return value[:_MOST_LETTERS] if isinstance(value, str) and value else None
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 31 else None
-
-
-def _seconds(value: object) -> float | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and 0 <= value < 1e12 else None  # type: ignore[operator, arg-type]
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _unreadable(path: str, why: object) -> UserError:

@@ -7,16 +7,26 @@ A NamedTuple is encoded as a JSON array, a dataclass as a JSON object.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dmltrain.base import schema
+from dmltrain_launch.agent.text import one_line
 from dmltrain_launch.agent.value import Value, value
 
-Count = int  # 0 or more
-Port = int  # 0 to 65535; 0 is any free port
-Number = int  # of a task, 0 to 65535, as in the header of a frame
-Seconds = float  # 0 or more
-Amount = float  # 0 or more
-Text = str  # one printable line
+if TYPE_CHECKING:
+    Count = int
+    Port = int
+    Number = int
+    Seconds = float
+    Amount = float
+    Text = str
+else:
+    Count = schema.whole()
+    Port = schema.whole(0, 65535)  # 0 is any free port
+    Number = schema.whole(0, 65535)  # of a task, as in the header of a frame
+    Seconds = schema.number(0, 1e9, "a number of seconds, 0 or more")
+    Amount = schema.number(0, schema.LARGEST, "a number, 0 or more")
+    Text = schema.text().then(one_line)  # one printable line
 
 
 class Peer(NamedTuple):

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, Dict, NamedTuple  # noqa: UP035  dict[...] is Python 3.9's
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dmltrain.base import schema
 from dmltrain_launch.agent.commands import Amount, Count, Number, Port, Text
 from dmltrain_launch.agent.reports import Report
+from dmltrain_launch.agent.text import one_line_each
 from dmltrain_launch.agent.value import Value, value
 
-Facts = Dict[str, Any]  # noqa: UP006  whose texts are such lines
-Share = float  # 0 to 1
+if TYPE_CHECKING:
+    Facts = dict[str, Any]
+    RoundTrip = dict[str, Any]
+    Share = float
+else:
+    Facts = schema.OBJECT.then(one_line_each)  # whose texts are such lines
+    Share = schema.number(0, 1, "a number from 0 to 1")
+    RoundTrip = schema.either({"ms": schema.number(), "error": Text})
 
 
 class StoppedProcess(NamedTuple):
@@ -122,7 +130,7 @@ class Bound(Event):
 class Reached(Event):
     """Whether the host reaches the other hosts: {peer: {"ms": round trip} or {"error": text}}."""
 
-    peers: dict[str, dict[str, Any]]
+    peers: dict[str, RoundTrip]
 
 
 @value(frozen=True)

@@ -6,20 +6,25 @@ The agent passes them on to the launcher, each in a Reported. `dmltrain_launch.a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any
 
+from dmltrain.base import schema
 from dmltrain_launch.agent.commands import Amount, Count, Number, Text
 from dmltrain_launch.agent.value import Value, value
 
-Outcome = str  # ASKED, REFUSED or MADE
 ASKED, REFUSED, MADE = "asked", "refused", "made"
 REPORT_BYTES = 1 << 16  # of a message
+if TYPE_CHECKING:
+    Outcome = str
+else:
+    Outcome = schema.choice(ASKED, REFUSED, MADE)
 
 
 @value(frozen=True)
 class Viewed(Value):
     """The scheduler says which workers are the job's members from now on."""
 
+    TAG = {"op": "view"}
     view: Count
     workers: tuple[Number, ...]
 
@@ -28,6 +33,7 @@ class Viewed(Value):
 class Leaves(Value):
     """The scheduler says that a worker leaves on purpose."""
 
+    TAG = {"op": "leaves"}
     rank: Number
     reason: Text
 
@@ -40,6 +46,7 @@ class Told(Value):
     MADE: `text` says what the kvstore is now, and `where` since when.
     """
 
+    TAG = {"op": "change"}
     number: Count
     outcome: Outcome
     text: Text = ""
@@ -50,9 +57,13 @@ class Told(Value):
 class Slowest(Value):
     """The scheduler says that this worker computes `percent` longer in a step than the median of all."""
 
+    TAG = {"op": "slowest"}
     rank: Number
     percent: Amount
 
 
-Report = Union[Viewed, Leaves, Told, Slowest]  # noqa: UP007  | is Python 3.10's
-REPORTS: dict[str, Callable[..., Any]] = {"view": Viewed, "leaves": Leaves, "change": Told, "slowest": Slowest}
+REPORTS: dict[str, Callable[..., Any]] = {kind.TAG["op"]: kind for kind in (Viewed, Leaves, Told, Slowest)}
+if TYPE_CHECKING:
+    Report = Viewed | Leaves | Told | Slowest
+else:
+    Report = schema.tagged("op", REPORTS)

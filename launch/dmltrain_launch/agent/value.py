@@ -26,6 +26,8 @@ else:
 class Value:
     """Base of the classes that `value` decorates."""
 
+    MAY_OMIT = True  # see dmltrain.base.schema
+
     if not TYPE_CHECKING:
 
         def __init__(self, *args: Any, **named: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from dmltrain.base import capacity
+from dmltrain.base import capacity, json_text, schema
 from dmltrain_launch import agent
 from dmltrain_launch.agent.protocol import GREETING, HEADER, HELLO, VERSION, check_frame
 from dmltrain_launch.job.host import Host
@@ -34,6 +34,7 @@ class Sources:
     def exec_module(self, module):
         exec(compile(self.texts[module.__name__], module.__name__, "exec"), module.__dict__)
 """
+SHARED = (capacity, schema, json_text)  # modules of dmltrain that the agent imports
 TOO_OLD = "too old a Python:"  # printed by a Python before 3.8, with its version
 READY = b"\0dmltrain-python\n"  # printed by the Python that waits for the agent's text
 TEXT_SECONDS = 10  # without a byte of the agent's text, which the launcher sends when it reads READY
@@ -61,7 +62,8 @@ def agent_text() -> bytes:
     """Python source that, when executed, runs the agent: all modules of the agent, and LOAD, which imports them."""
     folder = Path(agent.__file__).parent
     packages = ["dmltrain_launch", "dmltrain", "dmltrain.base"]
-    sources = {**dict.fromkeys(packages, ""), capacity.__name__: Path(capacity.__file__).read_text()}
+    sources = dict.fromkeys(packages, "")
+    sources.update((module.__name__, Path(str(module.__file__)).read_text()) for module in SHARED)
     for path in sorted(folder.rglob("*.py")):
         name = ".".join(("dmltrain_launch.agent", *path.relative_to(folder).with_suffix("").parts))
         if path.stem == "__init__":

@@ -7,10 +7,13 @@ once, when it is done, and bad input at once. Until then it sends a space each s
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dmltrain.base import json_text, schema
+
+T = TypeVar("T")
 VERSION = 1
 MOST_BYTES = 1 << 16
 MOST_LINES = 1000
@@ -23,41 +26,43 @@ class ControlError(ValueError):
     """It is not a valid request or answer; the text says what was expected."""
 
 
+if TYPE_CHECKING:
+    Verb = str
+    What = str
+    Code = int
+else:
+    Verb, Code = schema.choice(*VERBS), schema.whole(0, 255)
+    What = schema.text().only(lambda text: text and text.isprintable(), "a text without control characters")
+
+
 @dataclass(frozen=True)
 class Request:
     """`do` is one of VERBS; `what` are the hosts, workers or settings, as the user writes them."""
 
-    do: str
-    what: str
+    do: Verb
+    what: What
 
 
 @dataclass(frozen=True)
 class Answer:
     """`code`: the exit code of the command. `lines` are for the user."""
 
-    code: int
+    code: Code
     lines: tuple[str, ...]
 
 
 def encode_request(request: Request) -> bytes:
     """The line; ControlError if it is too long."""
-    return _line({"version": VERSION, "do": request.do, "what": request.what})
+    return _line({"version": VERSION, **vars(request)})
 
 
 def decode_request(line: bytes) -> Request:
     """ControlError says what is wrong with it."""
-    request = _object(line)
-    version = request.get("version")
+    content = _object(line)
+    version = content.pop("version", None)
     if type(version) is not int or version != VERSION:
-        raise ControlError(f"version {_shown(version)} of the control protocol: expected {VERSION}")
-    if unknown := request.keys() - {"version", "do", "what"}:
-        raise ControlError(f"unknown field {_shown(min(unknown))}: expected version, do and what")
-    if request.get("do") not in VERBS:
-        raise ControlError(f"do is {_shown(request.get('do'))}: expected one of {', '.join(VERBS)}")
-    what = request.get("what")
-    if not isinstance(what, str) or not what or not what.isprintable():
-        raise ControlError(f"what is {_shown(what)}: expected text without control characters")
-    return Request(request["do"], what)
+        raise ControlError(f"version {schema.shown(version)} of the control protocol: expected {VERSION}")
+    return _read(Request, content)
 
 
 def encode_answer(answer: Answer, dmltrain: str) -> bytes:
@@ -72,39 +77,32 @@ def encode_answer(answer: Answer, dmltrain: str) -> bytes:
 
 def decode_answer(line: bytes) -> Answer:
     """ControlError says what is wrong with it, and which dmltrain speaks another version."""
-    answer = _object(line)
-    if answer.get("version") != VERSION:
-        theirs = _shown(answer.get("dmltrain"))
+    content = _object(line)
+    version, dmltrain = content.pop("version", None), content.pop("dmltrain", None)
+    if version != VERSION:
         raise ControlError(
-            f"the job's launcher is of dmltrain {theirs} and speaks version {_shown(answer.get('version'))} of the "
-            f"control protocol, not {VERSION}: use that dmltrain"
+            f"the job's launcher is of dmltrain {schema.shown(dmltrain)} and speaks version {schema.shown(version)} of "
+            f"the control protocol, not {VERSION}: use that dmltrain"
         )
-    code, lines = answer.get("code"), answer.get("lines")
-    if type(code) is not int or not 0 <= code <= 255:
-        raise ControlError(f"code is {_shown(code)}: expected 0 to 255")
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ControlError(f"lines is {_shown(lines)}: expected a list of texts")
-    return Answer(code, tuple(lines))
+    return _read(Answer, content)
 
 
-def _line(content: dict[str, Any]) -> bytes:
-    line = json.dumps(content).encode() + b"\n"
+def _line(content: dict[str, object]) -> bytes:
+    line = json_text.encode(content) + b"\n"
     if len(line) > MOST_BYTES:
         raise ControlError(f"{len(line)} bytes: expected at most {MOST_BYTES}")
     return line
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    if len(line) > MOST_BYTES:
-        raise ControlError(f"more than {MOST_BYTES} bytes in one line")
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ControlError(f"{_shown(line[:100].decode(errors='replace'))} is not a JSON object in one line")
-    return value
+        return json_text.parse_object(line, MOST_BYTES)
+    except schema.Invalid as error:
+        raise ControlError(str(error)) from None
 
 
-def _shown(value: object) -> str:
-    return ascii(value)[:100]
+def _read(kind: Callable[..., T], content: dict[str, Any]) -> T:
+    try:
+        return schema.read(kind, content)
+    except schema.Invalid as error:
+        raise ControlError(str(error)) from None

@@ -12,13 +12,13 @@ descriptors. Records of others can be shown.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dmltrain.base import json_text, schema
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write, user_name
 
@@ -104,11 +104,9 @@ def _content(path: Path, descriptor: int) -> bytes:
 
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        record = json_text.parse_object(content)
+    except schema.Invalid as error:
         raise _unreadable(path, error) from None
-    if not isinstance(record, dict):
-        raise _unreadable(path, "it holds no JSON object")
     version = record.get("format", 0)
     if type(version) is not int or not 0 <= version <= FORMAT:
         versions = record.get("versions")

@@ -7,12 +7,13 @@ their port can run arbitrary code. dmltrain's accept these two commands only.
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
+
+from dmltrain.base import json_text, schema
 
 HEAD = 0  # of commands for the controller (kController of src/kvstore/kvstore_dist_server.h)
 MAX_BYTES = 1 << 24
-KINDS: dict[str, type | tuple[type, ...]] = {"optimizer": dict, "learning_rate": (int, float)}
+COMMAND = schema.either({"optimizer": schema.OBJECT, "learning_rate": schema.number()})
 
 
 class Refused(Exception):
@@ -28,16 +29,14 @@ def decode(head: int, body: bytes) -> tuple[str, Any]:
     if head != HEAD or len(body) > MAX_BYTES:
         raise Refused(f"a command with head {head} and {len(body)} bytes: expected head {HEAD}, {MAX_BYTES} at most")
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
+        message = json_text.parse(body)
+    except schema.Invalid:
         raise Refused(
             f"a command that is not JSON ({body[:20]!r}); MXNet's kv.set_optimizer sends pickled "
             "objects, which could run any code here: use dmltrain's kvstore.set_optimizer"
         ) from None
-    if not isinstance(message, dict) or len(message) != 1 or not {*message} <= {*KINDS}:
-        raise Refused(f"a command other than {' and '.join(KINDS)}: {str(message)[:80]}")
-    [(kind, value)] = message.items()
-    right = isinstance(value, KINDS[kind]) and not isinstance(value, bool)
-    if not right or (kind == "learning_rate" and not math.isfinite(value)):
-        raise Refused(f"a command {kind} with the value {str(value)[:80]}")
+    try:
+        [(kind, value)] = COMMAND.read(message).items()
+    except schema.Invalid as error:
+        raise Refused(f"a wrong command: {error}") from None
     return kind, value

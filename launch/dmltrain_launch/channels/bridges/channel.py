@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
+from dmltrain.base import json_text, schema
 from dmltrain_launch.channels.bridges.bridge import FRAME_BYTES, LENGTH
 from dmltrain_launch.channels.bridges.tls import TlsStream
 from dmltrain_launch.channels.exit_text import exit_text
@@ -20,6 +20,14 @@ WRITE_BYTES = 1 << 18  # of a frame
 def frame(payload: bytes) -> bytes:
     """A frame of the bridge's protocol."""
     return LENGTH.pack(len(payload)) + payload
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The bridge's last frame: the agent's exit code, and its last lines on stderr."""
+
+    code: int
+    said: str
 
 
 class BridgeChannel:
@@ -34,7 +42,7 @@ class BridgeChannel:
         self._received = bytearray()
         self._output_ended = self._closed = False
         self._lost = ""  # why the connection was lost
-        self._last: dict[str, Any] | None = None  # the bridge's last frame
+        self._last: LastWords | None = None
         with contextlib.suppress(OSError):  # if it exits at once, the reader reports it
             stream.write(frame(command.encode()))
             self.write(text)
@@ -88,10 +96,9 @@ class BridgeChannel:
     def _take_last(self, payload: bytearray) -> bool:
         """Keep the bridge's last frame, the agent's exit code and last words; False if it is none."""
         try:
-            message = json.loads(payload)
-            self._last = {"code": int(message["code"]), "said": str(message["said"])}
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            self._lost = "its last message is not valid"
+            self._last = schema.read(LastWords, json_text.parse(payload))
+        except schema.Invalid as error:
+            self._lost = f"its last message is not valid: {error}"
         return self._last is not None
 
     def close(self) -> str:
@@ -100,7 +107,7 @@ class BridgeChannel:
             self._await_end()
             self._stream.close()
         if self._last is not None:
-            return exit_text(self._last["code"], self._last["said"].splitlines())
+            return exit_text(self._last.code, self._last.said.splitlines())
         if not self._lost:
             return "did not answer; it ends by itself"
         fate = self._fate(CLOSE_SECONDS)

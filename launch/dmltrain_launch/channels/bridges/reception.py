@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from dmltrain.base import json_text, schema
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges import bridge
 from dmltrain_launch.channels.bridges.bridge import WELCOME, keep_alive
@@ -29,6 +29,16 @@ GREETING_SECONDS = 5.0  # for the TLS handshake and one line
 GREETING_BYTES = 1000
 CALLERS = 128
 TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The line that a bridge sends first; see `bridge`."""
+
+    token: str
+    index: int
+    host: str
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -120,15 +130,15 @@ class Reception:
         try:
             keep_alive(connection)
             stream.handshake(deadline)
-            hello = _line(stream, deadline)
-            take, caller = self._known(hello.pop("token")), Caller(stream, **hello)
+            hello = schema.read(Hello, json_text.parse(_line(stream, deadline)))
+            take, caller = self._known(hello.token), Caller(stream, hello.index, hello.host, hello.pid)
             if take is None:
                 stream.end()
                 return False
             self._callers.remove(stream)  # KeyError if it was dropped a moment ago
             stream.write(WELCOME)
             return take(caller)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError):
             return False
 
     def _known(self, token: str) -> Take | None:
@@ -136,7 +146,7 @@ class Reception:
         return next((take for each, take in known if hmac.compare_digest(each.encode(), token.encode())), None)
 
 
-def _line(stream: TlsStream, deadline: float) -> dict[str, Any]:
+def _line(stream: TlsStream, deadline: float) -> bytes:
     """The line that a bridge sends first; ValueError if it is invalid."""
     line = b""
     while not line.endswith(b"\n"):
@@ -144,8 +154,7 @@ def _line(stream: TlsStream, deadline: float) -> dict[str, Any]:
         line += more
         if not more or len(line) > GREETING_BYTES:
             raise ValueError("not a line of JSON")
-    hello: dict[str, Any] = json.loads(line)
-    return hello
+    return line
 
 
 def _listen(address: str) -> socket.socket:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dmltrain_launch.agent.events import Event as AgentEvent
-from dmltrain_launch.agent.reports import Report
+from dmltrain_launch.agent.reports import Leaves, Slowest, Told, Viewed
 from dmltrain_launch.agent.value import Value, value
 from dmltrain_launch.job.host import Host
 
@@ -103,7 +103,10 @@ Event = (
     | Interrupted
     | OutputFailed
     | Asked
-    | Report
+    | Viewed
+    | Leaves
+    | Told
+    | Slowest
     | Listed
     | Unlisted
     | Tick
