@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import dmltrain  # noqa: E402
 from dmltrain.api import state as states  # noqa: E402
 from dmltrain.base.errors import UserError  # noqa: E402
-from dmltrain.data.assignment.sync_assignment import SyncAssignment  # noqa: E402
+from dmltrain.data.assignment.parts import Shared  # noqa: E402
 from dmltrain.rounds.plain import PlainRounds  # noqa: E402
 
 
@@ -108,13 +108,18 @@ def test_torchs_options_count():
     assert sorted(sum(collated[0], [])) == sorted(sum(collated[1], [])) == [*range(100, 106)]
 
 
+def plain_rounds(samples, batch, workers, rank):
+    shared = Shared(samples, workers, batch, samples)
+    return PlainRounds(shared.part(rank, 0, 0), lambda step: sum(shared.step_sizes(step)), 0, shared.steps)
+
+
 def workers_of(monkeypatch, rank, workers, samples, batch):
     """What worker `rank` of a plain job reads, the weight of each batch, and how many samples of it count."""
     state = made()
     monkeypatch.setattr(states.State, "workers_at_start", workers)
     loader = dmltrain.loader(numbers(samples), batch)
-    assignment = SyncAssignment(samples, batch * workers, range(workers))
-    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(assignment, rank))
+    rounds = plain_rounds(samples, batch, workers, rank)
+    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: rounds)
     found = []
     for _ in state.epochs(1):
         for batch_ in loader:
@@ -136,7 +141,7 @@ def test_a_batch_that_stands_in_leaves_the_statistics_as_they_are(monkeypatch):
     state, seen = made([torch.nn.BatchNorm1d(1)]), []
     monkeypatch.setattr(states.State, "workers_at_start", 4)
     loader = dmltrain.loader(numbers(10), 2)
-    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(SyncAssignment(10, 8, range(4)), 3))
+    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: plain_rounds(10, 2, 4, 3))
     for _ in state.epochs(1):
         for batch in loader:
             step(state, batch)

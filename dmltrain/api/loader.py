@@ -63,11 +63,15 @@ class Loader:
         """Steps of an epoch. An epoch in which workers are lost or join may have more."""
         return self.shared.steps
 
+    def at(self, epoch: int) -> Epoch:
+        """The samples of this epoch, in their order."""
+        return Epoch(self.shared, self.seed, epoch)
+
     def __iter__(self) -> Iterator[Any]:
         """Raises UserError outside of a loop over `State.epochs`."""
         state = self._state
         with state.reading() as rounds:
-            epoch = Epoch(self.shared, self.seed, state.epoch)
+            epoch = self.at(state.epoch)
             while not rounds.is_over():
                 yield from self._until_changed(rounds, epoch)
         state.settle()
@@ -76,7 +80,7 @@ class Loader:
         """The batches until a round is completed by other members, or to the epoch's end. torch's loader prepares
         batches of later rounds in advance; they are dropped if the members change."""
         state = self._state
-        planned = self._indices(rounds.part(epoch), epoch)
+        planned = self._indices(rounds.part(), epoch)
         self._batches[:] = [batch for batches_of_round in planned for batch in batches_of_round]
         self._loader.seed(_number(self.seed, state.epoch, state.member, state.view_number))
         batches = iter(self._loader)

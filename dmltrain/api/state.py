@@ -18,7 +18,6 @@ from dmltrain.base import env, whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import seal
-from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.kvstore.view import EQUAL, Balancing
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
@@ -110,8 +109,8 @@ class State:
             self._join_job(number)
         while self._epoch < number:
             self._phase = BEFORE
-            if self._member:  # assign it now: state.save may enter a view before the loop over the loader
-                self._rounds = MemberRounds(self._member, self._epoch)
+            if self._member and self._loader:  # assign it now: state.save may enter a view before the loader's loop
+                self._rounds = MemberRounds(self._member, self._loader.at(self._epoch))
             yield self._epoch
             if self.is_elastic and self._phase != AFTER:
                 raise UserError(
@@ -223,8 +222,9 @@ class State:
 
     def _plain_rounds(self) -> Rounds:
         assert self._loader
-        assignment = SyncAssignment(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
-        return PlainRounds(assignment, self._store.rank)
+        shared, seed = self._loader.shared, self._loader.seed
+        part = shared.part(self._store.rank, seed, self._epoch)
+        return PlainRounds(part, lambda step: sum(shared.step_sizes(step)), 0, shared.steps)
 
     def rate_factor(self, rounds: Rounds) -> float:
         """What learning rates are multiplied by in the present round."""

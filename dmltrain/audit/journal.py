@@ -119,11 +119,11 @@ class Journal:
         before, view, job = self.assignment, self._view, self._job
         if isinstance(before, SyncAssignment) and not self.together:
             self.assignment = AsyncAssignment.of_rest(
-                job.samples, self._step_size, job.batch, view.members, clock, before.rest
+                before.samples, self._step_size, job.batch, view.members, clock, before.rest
             )
             self._assigned_in = view.number
         elif isinstance(before, AsyncAssignment) and self.together:
-            self.assignment = SyncAssignment.of_rest(job.samples, job.batch, view.members, before.held_back)
+            self.assignment = SyncAssignment.of_rest(before.samples, job.batch, view.members, before.held_back)
         else:
             return
         self._continued, self._joins = self.assignment, False
@@ -166,15 +166,21 @@ class Journal:
 
     # -- steps that all members make together ----------------------------------------------------------------------
 
-    def assign(self, epoch: int, view: View, first: int = 0) -> tuple[SyncAssignment, bool]:
+    def assign(self, epoch: int, view: View, first: int = 0, stop: int | None = None) -> tuple[SyncAssignment, bool]:
         """The assignment of this epoch, and whether this worker has just joined in the middle of it. `view`: that in
-        which the op before the epoch was completed. `first`: the step at which an earlier job's checkpoint goes on."""
+        which the op before the assignment was completed. `first` and `stop`: it is one of a plain job's steps `first`
+        to `stop` - 1; None: to the epoch's end."""
         continued, self._continued = self._continued, None
         self.epoch, job = epoch, self._job
-        self.assignment = continued or SyncAssignment(job.samples, job.batch, view.members, view.shares, job.each)
+        samples = self._samples_before(stop)
+        self.assignment = continued or SyncAssignment(samples, job.batch, view.members, view.shares, job.each)
         if first and not continued:
             self.assignment.skip(first)
         return self.assignment, continued is not None and self._joins
+
+    def _samples_before(self, stop: int | None) -> int:
+        """The samples of a plain job's steps of an epoch before `stop`; None: of all."""
+        return self._job.samples if stop is None else min(self._job.samples, stop * self._job.batch)
 
     def postponed(self, op: int, view: View) -> None:
         """New members got the state of training before this worker's round, which now has the number `op`."""
@@ -198,12 +204,12 @@ class Journal:
     def _step_size(self) -> int:
         return self._job.batch // self._job.workers
 
-    def assign_steps(self, epoch: int, view: View, clock: int, first: int = 0) -> None:
+    def assign_steps(self, epoch: int, view: View, clock: int, first: int = 0, stop: int | None = None) -> None:
         """See `assign`. `clock`: the number of steps that each member holds."""
         self.epoch, job = epoch, self._job
         if self._continued is None or self.assignment is None:
-            done = first * job.batch
-            self.assignment = AsyncAssignment(job.samples, self._step_size, job.batch, view.members, clock, done)
+            samples, done = self._samples_before(stop), first * job.batch
+            self.assignment = AsyncAssignment(samples, self._step_size, job.batch, view.members, clock, done)
             self._assigned_in = view.number
         self._continued = None
 

@@ -37,8 +37,7 @@ class Batch:
 class TrainBatches:
     """One epoch of a worker's training batches: augmented samples in the order of its part.
 
-    An epoch always has `part.steps` batches; the last ones may be smaller, down to (0, C, H, W). first, stop: only the
-    batches from number `first` to `stop` - 1, for example those that a resumed epoch still needs.
+    It always has `part.steps` batches; the last ones may be smaller, down to (0, C, H, W).
     """
 
     def __init__(
@@ -47,11 +46,9 @@ class TrainBatches:
         part: Part,
         threads: int = 1,
         prefetch_bytes: int = PREFETCH_BYTES,
-        first: int = 0,
-        stop: int | None = None,
     ) -> None:
         self._split, self._part, self._threads, self._prefetch_bytes = split, part, threads, prefetch_bytes
-        self._indices = range(first, part.steps if stop is None else min(stop, part.steps))
+        self._indices = range(part.steps)
 
     def __len__(self) -> int:
         return len(self._indices)

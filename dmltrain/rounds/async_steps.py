@@ -97,13 +97,13 @@ class AsyncSteps:
 class AsyncRounds:
     """The steps of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
-    def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
-        """`first`: the step from which an earlier job's checkpoint goes on."""
+    def __init__(self, member: Member, epoch: int, first: int = 0, stop: int | None = None) -> None:
+        """`first` and `stop`: see MemberRounds."""
         assert isinstance(member.steps, AsyncSteps)
         self._member, self._steps = member, member.steps
-        member.journal.assign_steps(epoch, member.view, member.store.clock, first)
+        member.journal.assign_steps(epoch, member.view, member.store.clock, first, stop)
         self._part_of = self.assignment  # for which `part` was asked
-        self.count = 0  # steps of this worker
+        self.count = first  # steps of this worker
 
     @property
     def assignment(self) -> AsyncAssignment:

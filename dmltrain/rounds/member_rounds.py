@@ -12,18 +12,26 @@ from dmltrain.rounds.sync_steps import SyncRounds
 
 
 class MemberRounds:
-    """The rounds of one epoch on this worker, or its steps: `begin`, the step, and `end`, until `is_over`."""
+    """The rounds of one epoch on this worker, or its steps: `begin`, the step, and `end`, until `is_over`.
 
-    def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
-        """`first`: the step from which an earlier job's checkpoint goes on."""
+    They use the samples of a plain job's steps from `first` to `stop` - 1, each once; None: to the epoch's end. A
+    worker that has just joined goes on with the rounds that the others make, whatever it asks for.
+    """
+
+    def __init__(self, member: Member, epoch: Epoch, first: int = 0, stop: int | None = None) -> None:
         self._member, self._epoch, self._before = member, epoch, 0
-        self._rounds = self._begin(first)
+        self._rounds = self._begin(first, stop)
 
-    def _begin(self, first: int = 0) -> SyncRounds | AsyncRounds:
-        return (SyncRounds if self._member.steps_together else AsyncRounds)(self._member, self._epoch, first)
+    def _begin(self, first: int = 0, stop: int | None = None) -> SyncRounds | AsyncRounds:
+        kind = SyncRounds if self._member.steps_together else AsyncRounds
+        return kind(self._member, self._epoch.number, first, stop)
+
+    def go_on(self, stop: int) -> None:
+        """These rounds are over: make those up to `stop`."""
+        self._rounds = self._begin(self.stop, stop)
 
     def is_over(self) -> bool:
-        """Whether all samples of the epoch are used. May wait for the others."""
+        """Whether all samples are used. May wait for the others."""
         while True:
             over = self._rounds.is_over()
             if self._are_current():
@@ -46,6 +54,11 @@ class MemberRounds:
         return self._rounds.step
 
     @property
+    def stop(self) -> int:
+        """The step of a job that is not elastic at which these rounds are over."""
+        return -(-self.assignment.samples // self.assignment.batch)
+
+    @property
     def count(self) -> int:
         """How many rounds, or steps, of the epoch this worker has made."""
         return self._before + self._rounds.count
@@ -55,9 +68,9 @@ class MemberRounds:
         """Whether the steps to come are not those of the last `part` any more."""
         return self._rounds.has_moved
 
-    def part(self, epoch: Epoch) -> Part:
+    def part(self) -> Part:
         """The samples of this worker from its next step on, until `end` says otherwise."""
-        return self._rounds.part(epoch)
+        return self._rounds.part(self._epoch)
 
     def begin(self) -> tuple[Array, int]:
         """Call this before the first push of a step. Returns this worker's positions, int64, and how many samples all

@@ -15,7 +15,7 @@ class Rates:
     def __init__(self, log: Logger, batch: str) -> None:
         self._log, self._follow, self._factor = log, batch == SCALED, 1.0
 
-    def factor(self, assignment: SyncAssignment | AsyncAssignment) -> float:
+    def factor(self, assignment: SyncAssignment | AsyncAssignment | None) -> float:
         """The factor of learning rates in the present round."""
         if not self._follow:
             return 1.0

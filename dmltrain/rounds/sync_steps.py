@@ -62,10 +62,10 @@ class SyncRounds:
 
     has_moved = False  # a new view begins only within a round, whose `end` reports it
 
-    def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
-        """`first`: the step from which an earlier job's checkpoint goes on."""
+    def __init__(self, member: Member, epoch: int, first: int = 0, stop: int | None = None) -> None:
+        """`first` and `stop`: see MemberRounds."""
         self._member = member
-        self._assignment, self._has_joined = member.journal.assign(epoch, member.view, first)
+        self._assignment, self._has_joined = member.journal.assign(epoch, member.view, first, stop)
         self._part_view = member.view  # for which `part` was asked
         self._begun = member.view, 0, 0.0  # of this round: the view, this worker's samples, and when, s
 

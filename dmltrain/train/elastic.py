@@ -1,21 +1,17 @@
-"""How a run becomes elastic, and the rounds of an epoch."""
+"""How a run becomes elastic, and how an elastic one ends."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dmltrain.audit import sample_checksum, views_file
+from dmltrain.audit import views_file
 from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
-from dmltrain.base.arrays import Array
-from dmltrain.base.errors import Unreadable, UserError
 from dmltrain.data.assignment.parts import Epoch, Shared
-from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.kvstore.base import MembershipEnded, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
@@ -26,9 +22,7 @@ from dmltrain.options.training import CONSTANT, TrainingOptions
 from dmltrain.rounds import notice
 from dmltrain.rounds.member import Member
 from dmltrain.rounds.member_rounds import MemberRounds
-from dmltrain.rounds.rates import Rates
 from dmltrain.train import resume
-from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
 
@@ -97,7 +91,7 @@ def save_at_stop(run: Run) -> None:
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
     else:
-        first, rest = assignment.step * assignment.batch, assignment.rest
+        first, rest = min(assignment.step * assignment.batch, assignment.samples), assignment.rest
         out, again = int((rest < first).sum()), assignment.samples - first - int((rest >= first).sum())
         if again or out:
             text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
@@ -166,55 +160,7 @@ def _shared(run: Run) -> Shared:
     return run.parts
 
 
-def _read(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker."""
-    try:
-        yield from batches
-    except UserError as error:
-        raise Unreadable(f"{error}; the job goes on without this worker") from error
-
-
-def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
-    """Make the rounds of this epoch, from step `first` of a plain job on. Returns the last learning rate."""
-    return EpochRounds(run, epoch, first, meter).train()
-
-
-class EpochRounds:
-    """The rounds of one epoch on this worker."""
-
-    def __init__(self, run: Run, epoch: int, first: int, meter: Meter) -> None:
-        assert run.member
-        self._run, self._number, self._meter, self._member = run, epoch, meter, run.member
-        self._epoch = Epoch(_shared(run), run.options.seed, epoch)
-        self._rounds = MemberRounds(run.member, epoch, first)
-        self._rate, self._rates = 0.0, Rates(run.log, run.options.batch)
-
-    def train(self) -> float:
-        while not self._rounds.is_over():
-            self._train_in(self._member.view)
-        return self._rate
-
-    def _train_in(self, view: View) -> None:
-        """Train until a round is completed in another view, or to the epoch's end. Batches are prepared in advance."""
-        run = self._run
-        if view.number > 1:  # so that this worker's random numbers follow from the view
-            run.trainer.seed(run.options.seed, self._number, self._member.store.member, view.number)
-        part = self._rounds.part(self._epoch)
-        batches = TrainBatches(run.dataset.train, part, run.threads, run.options.prefetch_bytes)
-        with contextlib.closing(iter(batches)) as prepared:
-            for batch in _read(prepared):
-                if self._round(batch.images, batch.labels):
-                    return
-
-    def _round(self, images: Array, labels: Array) -> bool:
-        """Make one round. It may be completed in a later view. Returns the result of MemberRounds.end."""
-        run, rounds = self._run, self._rounds
-        if run.pace:
-            run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))
-        self._rate = self._rates.factor(rounds.assignment) * run.schedule(self._number, rounds.step)
-        positions, dealt = rounds.begin()
-        checksums = run.trainer.train_step(images, labels, dealt, self._rate, sample_checksum.of(positions))
-        assert checksums is not None
-        if rounds.count and rounds.count % run.options.disp_batches == 0:
-            self._meter.show(rounds.count)
-        return rounds.end(checksums)
+def rounds(run: Run, epoch: int, first: int, stop: int) -> MemberRounds:
+    """The rounds of this epoch that use the samples of a plain job's steps `first` to `stop` - 1."""
+    assert run.member
+    return MemberRounds(run.member, Epoch(_shared(run), run.options.seed, epoch), first, stop)

@@ -76,11 +76,20 @@ def test_epochs_differ_and_each_is_repeatable(split):
 def test_a_part_of_an_epoch(split):
     part = Shared(COUNT, 2, 5, COUNT).part(1, 9, 2)
     whole = list(TrainBatches(split, part))
-    rest, some = TrainBatches(split, part, first=3), TrainBatches(split, part, first=1, stop=3)
-    for found, expected in ((rest, whole[3:]), (some, whole[1:3]), (TrainBatches(split, part, stop=99), whole)):
+    for first, stop in ((3, len(whole)), (1, 3), (0, 99)):
+        found, expected = TrainBatches(split, part.between(first, stop)), whole[first:stop]
         assert len(found) == len(expected) == len(list(found))
-        for batch, same in zip(found, expected, strict=True):
-            assert batch.index == same.index and np.array_equal(batch.images, same.images)
+        for number, (batch, same) in enumerate(zip(found, expected, strict=True)):
+            assert batch.index == number and np.array_equal(batch.images, same.images)
+
+
+def test_a_part_in_smaller_batches(split):
+    part = Shared(COUNT, 2, 5, COUNT).part(1, 9, 2)
+    small = part.in_batches(2)
+    found = [[small.bounds(batch) for batch in small.batches_of(number)] for number in range(part.steps)]
+    assert [(bounds[0][0], bounds[-1][1]) for bounds in found] == [*map(part.bounds, range(part.steps))]
+    assert found[1] == [(5, 7), (7, 9), (9, 10)] and small.batch_size == 2
+    assert [stop - start for start, stop in found[-1]] == [1, 0, 0], "its last round has 1 sample"
 
 
 def test_evaluation_is_in_order_and_complete(split):

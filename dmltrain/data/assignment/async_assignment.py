@@ -71,7 +71,7 @@ class AsyncAssignment:
     @property
     def step(self) -> int:
         """The plain job's step before which as many samples were trained as before this assignment."""
-        return self.done // self.batch
+        return -(-self.done // self.batch) if self.finished else self.done // self.batch
 
     def step_at(self, clock: int) -> int:
         """The step of a learning rate schedule for the next step of a member that holds `clock` steps."""

@@ -11,7 +11,7 @@ Words are computed for each batch: those of an epoch of 14 million samples would
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -29,9 +29,10 @@ NEAR = 4096  # positions; computing the words between two positions costs no mor
 class Part:
     """A worker's part of an epoch.
 
-    order: its samples, int64 (n,). bounds(step): start and end of the step in `order`, at most batch_size samples.
-    words(start, stop): the random words of order[start:stop], uint64. window: the samples of so many consecutive
-    positions of `order` lie in a few places of the disk; 0: they lie anywhere.
+    order: its samples, int64 (n,). steps: the number of its batches. bounds(batch): start and end of the batch in
+    `order`, at most batch_size samples. words(start, stop): the random words of order[start:stop], uint64. window: the
+    samples of so many consecutive positions of `order` lie in a few places of the disk; 0: they lie anywhere.
+    group: so many batches make a round; the last round may have fewer.
     """
 
     order: Array
@@ -40,6 +41,28 @@ class Part:
     bounds: Callable[[int], tuple[int, int]]
     words: Callable[[int, int], Array]
     window: int = 0
+    group: int = 1
+
+    def batches_of(self, round: int) -> range:
+        """The numbers of the batches of a round."""
+        return range(round * self.group, min(self.steps, (round + 1) * self.group))
+
+    def between(self, first: int, stop: int) -> Part:
+        """Its rounds `first` to `stop` - 1, with numbers from 0 on."""
+        batches, bounds = range(first * self.group, min(self.steps, stop * self.group)), self.bounds
+        return replace(self, steps=len(batches), bounds=lambda batch: bounds(batches.start + batch))
+
+    def in_batches(self, size: int) -> Part:
+        """The same rounds, each of one batch, in batches of `size` samples. The last batches of a round may be smaller,
+        down to 0 samples."""
+        group, whole = -(-self.batch_size // size), self.bounds
+
+        def bounds(batch: int) -> tuple[int, int]:
+            start, end = whole(batch // group)
+            first = start + batch % group * size
+            return min(first, end), min(first + size, end)
+
+        return replace(self, steps=self.steps * group, batch_size=size, bounds=bounds, group=group)
 
 
 class Parts(Protocol):

@@ -121,6 +121,7 @@ class SyncAssignment:
         """Call it before the first round: the epoch begins after `steps` steps of a plain job, which a job before has
         made."""
         self.done = self._next_new = min(self.samples, steps * self.batch)
+        self.rounds = steps
         self.round = self._next_round()
 
     @classmethod
@@ -155,7 +156,7 @@ class SyncAssignment:
     @property
     def step(self) -> int:
         """The plain job's step before which as many samples were trained: the step of a learning rate schedule."""
-        return self.done // self.batch
+        return -(-self.done // self.batch) if self.finished else self.done // self.batch
 
     @property
     def returned(self) -> Array:
