@@ -14,12 +14,14 @@ from dmltrain.audit.views_file import read
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.rounds import checks
+from tests import image_records
 from tests.elastic.test_suspects import ended as blamed
 from tests.elastic_job import (  # noqa: F401
     AUDIT,
     KILLED,
     PREFIX,
     STEPS,
+    checkpoints,
     come,
     come_server,
     digests,
@@ -43,14 +45,70 @@ OWN_STEPS = STEPS["dist_ssp"].split()
 FILE = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
 
 
-@pytest.mark.parametrize("steps", ["on workers", pytest.param("on servers", marks=thorough)])
-def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps):
-    words = [*PREFIX, *STEPS[steps].split()]
+STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("on workers", STOPS),
+        pytest.param("on servers", "", marks=thorough),
+        pytest.param("on servers", STOPS, marks=thorough),
+        ("on workers", "--macrobatch-size 40 --snapshot 1"),
+        pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
+        pytest.param("on workers", "--dtype float16", marks=thorough),
+    ],
+)
+def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
+    words = [*PREFIX, *STEPS[steps].split(), *words.split()]
     plain, elastic = jobs.start("", *words, elastic=None), jobs.start("", *words, *AUDIT)
     ends(elastic)
     plain.succeed()
     assert digests(plain, range(4)) == digests(elastic, range(4))
     assert validation(plain, 0) == validation(elastic, 3)
+    assert checkpoints(plain) == checkpoints(elastic)
+    lines = r"(?:Step\[\d+\] Validation|Batch: ).*"
+    assert re.findall(lines, plain.output("worker-0")) == re.findall(lines, elastic.output("worker-0"))
+
+
+@pytest.mark.parametrize("least", [1, pytest.param(None, marks=thorough)])
+def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, least):
+    """A job that has lost a worker, and one that has not, elastic or plain."""
+    first = jobs.start(LOST if least else "", *PREFIX, *(AUDIT if least else []), "--max-iter", 5, elastic=least)
+    if least:
+        ends(first, worker_1=KILLED)
+    else:
+        first.succeed()
+    found = set()
+    for other in (1, None):
+        folder = first.folder / str(other)
+        folder.mkdir()
+        shutil.copy(first.folder / "m-0000_iter_5.pt", folder)
+        words = ["--model-prefix", folder / "m", "--load-iteration", 5, *(AUDIT if other else [])]
+        job = jobs.start("", *words, elastic=other)
+        job.succeed()
+        found |= digests(job, range(4))
+        if other:
+            assert count(job.folder / "audit").problems == ("epoch 0: never committed: 80 position(s): 0-79",)
+    if not least:
+        whole = jobs.start("", "--snapshot", 5, *PREFIX, elastic=None)
+        whole.succeed()
+        found |= digests(whole, range(4))
+    assert len(found) == 1
+
+
+@thorough
+def test_broken_records_are_skipped_as_in_a_plain_job(jobs, tmp_path):
+    file = image_records.write(tmp_path / "a.rec", range(40), lambda number, image: image * (number not in (5, 17)))
+    words = f"--dataset imagenet --num-classes 4 --image-shape 3,16,16 --num-examples 40 --lr 0.005 --data-train {file}"
+    words = [*words.split(), "--data-val", file, "--skip-broken", 4]  # two in training, two in validation
+    plain, elastic = jobs.start("", *words, elastic=None), jobs.start("", *words, *AUDIT)
+    plain.succeed()
+    ends(elastic)
+    assert digests(plain, range(4)) == digests(elastic, range(4))
+    assert elastic.output("worker-0").count("All workers together skipped 4 records in this epoch") == 2
+    fewer = jobs.start("1:before:complete:2:kill,2:before:barrier:2:kill", *words, *AUDIT)
+    ends(fewer, worker_1=KILLED, worker_2=KILLED)
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -155,22 +213,18 @@ def test_a_replacement_of_a_server_that_waits_at_the_end_ends_with_the_job(jobs)
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 
-YET = "does not work with {} yet: leave one of them out"
+NOT_WITH = "--elastic does not work with {}: "
 NEEDS = "needs --kv-store dist_sync, dist_async or dist_ssp (this is {})"
 OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
-NOT_YET = [
-    *("--factors auto", "--data-parts local", "--dtype float16", "--test-io 1", "--server-shares links"),
-    *("--macrobatch-size 16", "--snapshot 5 --model-prefix m", "--load-iteration 5 --model-prefix m"),
-    *("--test-interval 5", "--max-iter 5", "--skip-broken 1", "--monitor 5", "--gc-threshold 0.5 --gc-type 2bit"),
-]
-WHOLE = ("--factors", "--data-parts", "--dtype", "--test-io", "--server-shares")  # other values are allowed
+WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares links")  # other values are allowed
+NAMES = ("--snapshot-on-signal 5 --model-prefix m", "--gc-threshold 0.5 --gc-type 2bit")
 REFUSED = {
-    **{words: YET.format(words if words.startswith(WHOLE) else words.split()[0]) for words in NOT_YET},
+    **{words: NOT_WITH.format(words) for words in WHOLE},
+    **{words: NOT_WITH.format(words.split()[0]) for words in NAMES},
     "--kv-store dist_local": NEEDS.format("dist_local"),
     "--kv-store local": NEEDS.format("local"),
     "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
     "--backend mxnet": "--backend mxnet cannot do this, because ps-lite ends",
-    "--snapshot-on-signal 5 --model-prefix m": "--snapshot-on-signal is for jobs that are not elastic",
     "--kv-store dist_ssp --replay there": f"--replay {OF_ALL}",
     "--kv-store dist_ssp --balance": f"--balance {OF_ALL}",
     "--kv-store dist_ssp --batch per-worker": f"--batch per-worker {OF_ALL}",
@@ -182,7 +236,7 @@ PLAIN = {"--audit": "there", "--replay": "there", "--balance": "", "--batch per-
 MOST = [
     *((words, 1, {}, said) for words, said in REFUSED.items()),
     *((f"{name} {value}", 0, {}, f"{name} needs a job that was started with") for name, value in PLAIN.items()),
-    ("", 1, {"DMLTRAIN_SERVER_SHARES": "links"}, YET.format("--server-shares links")),
+    ("", 1, {"DMLTRAIN_SERVER_SHARES": "links"}, NOT_WITH.format("--server-shares links")),
     ("", 1, RULES, NO_RULE),
     ("", 0, RULES, NO_RULE),
     ("--backend mxnet", 0, RULES, OF_MXNET),
@@ -220,9 +274,9 @@ def refused(job, text, codes=(2,)):
     ("words", "program", "said"),
     [
         (
-            "--factors auto --max-iter 5",
+            "--factors auto --test-io 1",
             "elastic.py",
-            f"error: --elastic {YET.format('--factors auto')}; --elastic does not work with --max-iter yet",
+            f"leave one of them out; {NOT_WITH.format('--factors auto')}",
         ),
         (".", "phases.py", "error: kvstore.create: this job was started with --elastic, which programs that use the"),
     ],

@@ -132,6 +132,11 @@ REPLACED = [(0, 1), (0,), (0, 1)]
 STATISTICS = "Batch-norm statistics of worker 1 since the last merge are lost; weights do not need them"
 STATE = "the optimizer's state of"
 EACH_STEP = "--server-snapshot 0"
+# Iterations of a job of 3 workers: 9 in the first epoch, 2 in the second. The first snapshot is after 3 rounds and a
+# test.
+STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
+SEVERAL = "--macrobatch-size 30"  # three batches of three workers, and a last step of fewer
+FLOAT16 = "--dtype float16"
 IN_TEST = {
     "the leader in the middle of a checkpoint",
     "mistakes of their own end only these workers",
@@ -140,6 +145,8 @@ IN_TEST = {
     "residuals are handed over",
     "a server is replaced",
     "a worker joins",
+    "the leader in the middle of a snapshot",
+    "a worker in a test in mid-epoch, with steps of their own",
 }
 JOBS = {
     # Workers are lost.
@@ -164,6 +171,31 @@ JOBS = {
         codes={"worker-2": 1, "worker-3": 1},
         says=[f"worker-{member}: RuntimeError: this worker's own mistake" for member in (2, 3)],
         silent=[STATISTICS],  # mlp has none
+    ),
+    # Snapshots and tests in the middle of an epoch.
+    "the leader in the middle of a snapshot": Row("0:before:put:2:kill", options=STOPS, way="int8"),
+    "a worker before a snapshot": Row("1:before:barrier:2:kill", options=f"{STOPS} {RESNET}", workers=2),
+    "a worker in the last round before a test": Row("1:after:pushpull:5:kill", options=STOPS),
+    "a worker in the run's last round": Row("1:after:pushpull:32:kill", options=STOPS, late=True),
+    "a worker in a test in mid-epoch": Row("1:before:evaluate:1:kill", "on servers", options=STOPS),
+    "a worker in a test in mid-epoch, with steps of their own": Row(
+        "1:before:evaluate:1:kill", "dist_ssp", options=STOPS
+    ),
+    "a worker in the last step before a test, with steps of its own": Row(
+        "1:after:push:4:kill", "dist_async", options=STOPS
+    ),
+    "a server in the middle of a snapshot": Row(
+        "0:before:put:2:server/1", "on servers", options=f"{STOPS} {EACH_STEP}", replayed=True
+    ),
+    "a worker leaves at a snapshot": Row(f"1:before:barrier:2:leave,{INVITED.format(8, 1)}", options=STOPS),
+    "a worker joins before a test": Row(INVITED.format(2, 1), options=STOPS, come=(3,)),
+    "several batches a step": Row("1:after:pushpull:4:kill", options=f"{SEVERAL} --snapshot 2"),
+    "several batches a step, and one joins": Row(JOINS.replace(":6:", ":2:"), "dist_ssp", options=SEVERAL, come=(3,)),
+    "several batches a step on servers": Row("1:after:push:4:kill", "on servers", options=f"{SEVERAL} {RESNET}"),
+    # The first steps overflow, and all halve the loss scale.
+    "float16": Row(f"{KILL},{JOINS}", options=FLOAT16, come=(3,)),
+    "float16, and who lacks results gets the step from another": Row(
+        f"0:after:complete:4:server/1,{LACK}", options=FLOAT16, views={"behind": [(1, 2)]}
     ),
     "batch statistics": Row("1:after:pushpull:7:kill", options=RESNET, workers=2, says=[f"worker-0: {STATISTICS}"]),
     "tls": Row("1:after:pushpull:8:kill", way="tls"),

@@ -11,6 +11,7 @@ import numpy as np
 from dmltrain.audit import lines, sample_checksum, views_file
 from dmltrain.audit.lines import Begun, Committed
 from dmltrain.audit.sample_checksum import SampleChecksum
+from dmltrain.audit.views_file import JobFacts
 from dmltrain.base.arrays import Array
 from dmltrain.data.assignment.ranges import ranges
 
@@ -19,7 +20,7 @@ SHOWN = 10  # ranges of positions that a problem names
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """times: for each epoch that has a committed round, how often each position was committed, uint16 (samples,).
+    """times: for each epoch that has a committed round, how often each of its positions was committed, uint16 (n,).
     problems: sentences; empty if each position of these epochs was committed once, and all lines and checksums
     agree."""
 
@@ -31,7 +32,7 @@ def count(folder: Path) -> Count:
     """Takes two bytes of memory for each sample and epoch. Raises UserError for files that are missing or damaged."""
     recorded = views_file.read(folder / views_file.NAME)
     alone = {view.number for view in recorded.views if not recorded.job.together(view)}
-    tally = _Tally(recorded.job.samples, alone)
+    tally = _Tally(recorded.job, alone)
     for member in recorded.members:
         for line in lines.commits(folder, member):
             tally.commit(member, line)
@@ -52,11 +53,11 @@ class _Round:
 
 
 class _Tally:
-    """`size`: samples of an epoch. `alone`: the views in which each member makes steps of its own. In their lines `op`
+    """`alone`: the views in which each member makes steps of its own. In their lines `op`
     is the number of such a step; in the lines of other views it is a round of all members."""
 
-    def __init__(self, size: int, alone: Collection[int]) -> None:
-        self._size, self._alone = size, alone
+    def __init__(self, job: JobFacts, alone: Collection[int]) -> None:
+        self._job, self._alone = job, alone
         self._rounds: dict[tuple[int, ...], _Round] = {}  # key: (op,), or (op, member) for a step of one member
         self._times: dict[int, Array] = {}
         self._problems: list[str] = []
@@ -91,17 +92,23 @@ class _Tally:
             self._problems.append(f"op {line.op}: member {member} is in epoch {line.epoch}, others in {counted.epoch}")
         counted.epoch = line.epoch
         counted.checksums += sample_checksum.of(line.positions)
-        times = self._times.setdefault(line.epoch, np.zeros(self._size, np.uint16))
+        times = self._times.setdefault(line.epoch, np.zeros(self._job.samples, np.uint16))
         np.add.at(times, line.positions, 1)
 
     def result(self) -> Count:
         for (op, *_), counted in sorted(self._rounds.items()):
             self._check_checksum(op, counted)
         for epoch, times in sorted(self._times.items()):
-            for positions, problem in ((times == 0, "never committed"), (times > 1, "committed more than once")):
+            belongs = np.arange(len(times)) < self._job.samples_in(epoch)
+            for positions, problem in (
+                ((times == 0) & belongs, "never committed"),
+                (times > 1, "committed more than once"),
+                ((times > 0) & ~belongs, "committed after the run's last step"),
+            ):
                 if positions.any():
                     self._problems.append(f"epoch {epoch}: {problem}: {_shown(np.flatnonzero(positions))}")
-        return Count(dict(sorted(self._times.items())), tuple(self._problems))
+        times_of = {epoch: times[: self._job.samples_in(epoch)] for epoch, times in sorted(self._times.items())}
+        return Count(times_of, tuple(self._problems))
 
     def _check_checksum(self, op: int, counted: _Round) -> None:
         line, expected = counted.committed, sample_checksum.summed(counted.checksums)

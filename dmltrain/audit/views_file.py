@@ -13,6 +13,7 @@
        "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0,
        "returned": [[1793, 1793], [1797, 1797]]}]}
 
+"job" also has "iterations", "test_interval" and "snapshot" where they are not 0.
 `returned`: the positions of the epoch that the loss of a member returned, as ranges from the first to the last. They
 are for readers only, because a replay computes them again. `servers` are for readers too: no result depends on them.
 """
@@ -34,6 +35,7 @@ from dmltrain.kvstore.view import Lost, LostServer, View
 NAME, FORMAT = "views.json", 1
 MOST_BYTES = 64 << 20
 MOST_RANKS = 1 << 16  # workers that join later have ranks above those of the start
+_STOPS = ("iterations", "test_interval", "snapshot")  # of a job: only those that are not 0 are written
 if TYPE_CHECKING:
     KVStore = str
     KVStoreOrNone = str
@@ -52,8 +54,12 @@ class JobFacts:
 
     workers: at the start. seed: of the options. samples: of an epoch. batch: samples of a step of all workers together.
     network: its name. data: the digest of the training data. each: if not 0, a step has so many samples for each member
-    of a view, and not `batch`. kvstore: the name of its type.
+    of a view, and not `batch`. kvstore: the name of its type. iterations: if not 0, the run ends after so many steps,
+    in the middle of its last epoch. test_interval, snapshot: after how many steps members stop for a test and for a
+    snapshot; 0: they do not.
     """
+
+    MAY_OMIT = True
 
     workers: FromOne
     seed: Count
@@ -64,10 +70,18 @@ class JobFacts:
     data: str
     each: Count = 0
     kvstore: KVStore = "dist_sync"
+    iterations: Count = 0
+    test_interval: Count = 0
+    snapshot: Count = 0
 
     def together(self, view: View) -> bool:
         """Whether the members of this view make each step together."""
         return types.find(view.kvstore or self.kvstore).synchronous
+
+    def samples_in(self, epoch: int) -> int:
+        """The samples that the run uses in this epoch: its first positions."""
+        steps = -(-self.samples // self.batch)
+        return min(self.samples, ((self.iterations or self.epochs * steps) - epoch * steps) * self.batch)
 
     def size(self, members: int) -> int:
         """The samples of a step of `members` members."""
@@ -162,7 +176,7 @@ def write(folder: Path, recorded: RecordedJob) -> None:
 def encode(recorded: RecordedJob) -> bytes:
     """The file's content: one line for each view."""
     rows = b",\n  ".join(json_text.encode(_row(entered)) for entered in recorded.entered)
-    job = json_text.encode(recorded.job)
+    job = json_text.encode({name: value for name, value in vars(recorded.job).items() if value or name not in _STOPS})
     return b'{"format": %d,\n "job": %b,\n "views": [\n  %b]}\n' % (FORMAT, job, rows)
 
 
@@ -202,6 +216,7 @@ def parse(content: bytes) -> RecordedJob:
     return recorded
 
 
+_STOPS = ("iterations", "test_interval", "snapshot")  # of a job: only those that are not 0 are written
 def _entered(row: _Row, job: JobFacts) -> EnteredView:
     size = job.size(sum(map(len, row.hosts)))
     if row.shares and sum(row.shares) != size:
@@ -292,6 +307,7 @@ _FACTS = {
     "data": "data {:.12}",
     "each": "--batch {}",
     "kvstore": "kvstore {}",
+    **dict.fromkeys(_STOPS, "{}"),
 }
 _FIXES = {
     "workers": "-n {}",
@@ -303,11 +319,15 @@ _FIXES = {
     "data": "the same data",
     "each": "--batch {}",
     "kvstore": "--kv-store {}",
+    **dict.fromkeys(_STOPS, "{}"),
 }
 
 
 def _fact(job: JobFacts, name: str) -> object:
     """As a message shows it."""
+    if name in _STOPS:
+        option = "--max-iter" if name == "iterations" else f"--{name.replace('_', '-')}"
+        return f"{option} {value}" if (value := getattr(job, name)) else f"no {option}"
     return ("per-worker" if job.each else "constant") if name == "each" else getattr(job, name)
 
 

@@ -13,19 +13,41 @@ from dmltrain.options.training import CONSTANT
 
 NEEDED = "--elastic needs --kv-store dist_sync, dist_async or dist_ssp"
 
-_REFUSED: tuple[tuple[str, Callable[[Options], object]], ...] = (
-    ("--gc-threshold", lambda options: options.gc_threshold is not None),
-    ("--factors auto", lambda options: options.factors != "off"),
-    ("--macrobatch-size", lambda options: options.macrobatch_size),
-    (f"--data-parts {OWN_FILES}", lambda options: options.data_parts == OWN_FILES),
-    ("--dtype float16", lambda options: options.dtype == "float16"),
-    ("--snapshot", lambda options: options.snapshot),
-    ("--load-iteration", lambda options: options.load_iteration is not None),
-    ("--test-interval", lambda options: options.test_interval),
-    ("--max-iter", lambda options: options.max_iter is not None),
-    ("--skip-broken", lambda options: options.skip_broken),
-    ("--monitor", lambda options: options.monitor),
-    ("--test-io 1", lambda options: options.test_io),
+LINKS = "links"  # a value of --server-shares
+
+# What an elastic job refuses, and why: it cannot make sense, or something is missing.
+_REFUSED: tuple[tuple[str, Callable[[Options, Environment], object], str], ...] = (
+    (
+        f"--data-parts {OWN_FILES}",
+        lambda options, _: options.data_parts == OWN_FILES,
+        "the samples of a lost worker would be on its host only",
+    ),
+    (
+        "--test-io 1",
+        lambda options, _: options.test_io,
+        "it reads data without other workers, so there is nothing that could go on without one",
+    ),
+    (
+        "--snapshot-on-signal",
+        lambda options, _: options.snapshot_on_signal,
+        "SIGUSR1 to the agent of a host lets its workers leave here, and a job that all leave ends with a checkpoint; "
+        "use --snapshot",
+    ),
+    (
+        "--server-shares links",
+        lambda options, environment: LINKS in (options.server_shares, environment.server_shares),
+        "the links that divide the weights are measured once, before members or servers change",
+    ),
+    (
+        "--gc-threshold",
+        lambda options, _: options.gc_threshold is not None,
+        "how servers encode a sum depends on the number of workers, which changes",
+    ),
+    (
+        "--factors auto",
+        lambda options, _: options.factors != "off",
+        "each worker needs the factors of all others, and a round cannot be made again without those of a lost one yet",
+    ),
 )
 
 
@@ -62,6 +84,13 @@ def _of_own_steps(options: Options) -> Iterator[str]:
         yield f"{name} needs --kv-store dist_sync: with {options.kv_store} each worker makes steps of its own"
 
 
+def _why_not(kind: types.KVStoreType) -> str:
+    """Why a job with a kvstore of this type cannot be elastic."""
+    if kind.steps_alone:
+        return "each worker has weights of its own between two averages, which would be lost with it"
+    return "it has one worker"
+
+
 def _elastic(options: Options, environment: Environment) -> Iterator[str]:
     if options.backend != "torch":
         yield (
@@ -70,18 +99,14 @@ def _elastic(options: Options, environment: Environment) -> Iterator[str]:
         )
     kind = types.find(options.kv_store)
     if not kind.can_be_elastic:
-        yield f"{NEEDED} (this is {options.kv_store}): use one of these, or start the job without --elastic"
+        yield (
+            f"{NEEDED} (this is {options.kv_store}): {_why_not(kind)}; use one of these, or start the job without "
+            "--elastic"
+        )
     if options.server_snapshot is not None and not kind.steps_on_servers(bool(options.update_on_kvstore)):
         yield "--server-snapshot needs --update-on-kvstore 1: else servers keep nothing that a snapshot could have"
     if not kind.synchronous:
         yield from _of_own_steps(options)
-    if options.snapshot_on_signal:
-        yield (
-            "--snapshot-on-signal is for jobs that are not elastic: remove it; in an elastic job SIGUSR1 to the agent "
-            "of a host lets its workers leave, and a job that all leave ends with a checkpoint"
-        )
-    for name, given in _REFUSED:
-        if given(options):
-            yield f"--elastic does not work with {name} yet: leave one of them out"
-    if "links" in (options.server_shares, environment.server_shares):
-        yield "--elastic does not work with --server-shares links yet: leave one of them out"
+    for name, given, reason in _REFUSED:
+        if given(options, environment):
+            yield f"--elastic does not work with {name}: {reason}; leave one of them out"

@@ -28,6 +28,7 @@ from dmltrain.train.run import Run
 
 # These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
 OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
+OPS = ("shuffle", "save_period", "skip_broken")  # options of other groups that must be equal
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
@@ -112,7 +113,7 @@ def leave_job(run: Run) -> None:
 def _facts(run: Run) -> dict[str, Any]:
     """The options that must be equal on all members, so that a replacement trains as the others do."""
     names = [field.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for field in fields(group)]
-    values = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
+    values = {name: str(getattr(run.options, name)) for name in [*names, *OPS] if name not in OF_HOSTS}
     return {BATCH: values.pop("batch"), **values}
 
 
@@ -130,12 +131,21 @@ def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
 
 
 def _job(run: Run) -> JobFacts:
-    options, parts = run.options, _shared(run)
-    batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
-    batch_size = 0 if options.batch == CONSTANT else options.batch_size
-    network, kvstore = run.network.name, run.store.kvstore_type.name
+    options, parts, plan = run.options, _shared(run), run.plan
+    own, data = options.batch_size * plan.group, run.dataset.digests.get("training data", run.dataset.name)
     return JobFacts(
-        parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, batch_size, kvstore
+        workers=parts.num_workers,
+        seed=options.seed,
+        samples=parts.samples,
+        batch=own * parts.num_workers,
+        epochs=plan.epochs,
+        network=run.network.name,
+        data=data,
+        each=0 if options.batch == CONSTANT else own,
+        kvstore=run.store.kvstore_type.name,
+        iterations=plan.iterations if plan.iterations % plan.steps else 0,
+        test_interval=options.test_interval,
+        snapshot=options.snapshot,
     )
 
 

@@ -260,7 +260,8 @@ def check_broken(dataset: Dataset, store: KVStore, log: Logger) -> None:
     broken = dataset.broken
     if broken is None or not broken.allowed:
         return  # none was skipped
-    count = int(store.all_reduce("skipped records", np.array([float(broken.take())]))[0])
+    own = np.array([float(broken.take())])
+    count = int(store.repeat(lambda: store.all_reduce("skipped records", own))[0])
     if count:
         log.warning("All workers together skipped %d records in this epoch", count)
     broken.check(count)

@@ -317,6 +317,8 @@ class TorchTrainer:
             kept = {name: buffer.clone() for name, buffer in own.items() if name in state["model"]}
             torch_state.load_weights(module, {**state["model"], **kept})
         load_state(self._optimizer, state["optimizer"])
+        if self._scale is not None:
+            self._scale.load_state(state["loss_scale"])
         if not own_statistics:
             self._seen = [0] * len(self._devices)
 
