@@ -217,6 +217,8 @@ def parse(content: bytes) -> RecordedJob:
 
 
 _STOPS = ("iterations", "test_interval", "snapshot")  # of a job: only those that are not 0 are written
+
+
 def _entered(row: _Row, job: JobFacts) -> EnteredView:
     size = job.size(sum(map(len, row.hosts)))
     if row.shares and sum(row.shares) != size:

@@ -18,6 +18,7 @@ from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
+from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.rounds.async_steps import AsyncSteps
 from dmltrain.rounds.poison_samples import PoisonSamples
@@ -69,7 +70,7 @@ class Member:
     `give(place)` returns the state of training as bytes, with the `place` in the epoch at which the job is.
     `take(bytes, only_step)` continues from such bytes and returns the place; with `only_step` it takes only what a step
     changes: the weights and the optimizer's state. `has_statistics`, to be set before `start`: whether the network has
-    batch-norm statistics."""
+    batch-norm statistics. It is the Training of its store."""
 
     has_statistics = False
 
@@ -83,16 +84,7 @@ class Member:
         self.order: Epoch | None = None  # of the epoch whose samples this worker trains
         self._speed: SpeedMeter | None = None
         self.steps: SyncSteps | AsyncSteps = self._new_steps()
-        store.begun, store.on_clocks = lambda: self.steps.begun, lambda clocks: self.steps.take_clocks(clocks)
-        store.between_epochs = lambda: self.journal.between_epochs
-        store.on_enter, store.on_shared, store.blamed = (
-            self._entered,
-            lambda: self.steps.state_is_shared(),
-            self._blamed,
-        )
-        store.give_state = lambda: give({**self.steps.place(), "suspects": self.poison_samples.state()})
-        store.take_state = lambda content: self._take(take(content, False))
-        store.take_step = lambda content: self._step_was_made(take(content, True))
+        self._give, self._take = give, take
 
     @property
     def steps_together(self) -> bool:
@@ -124,7 +116,7 @@ class Member:
         )
         views = replay(self._job) if self.store.member == 0 and not self.store.is_alone else ()
         facts = {"version": __version__, **facts, **vars(self._job)}
-        self.store.start(facts, views, balance, self._why_fixed(balance))
+        self.store.start(self, facts, views, balance, self._why_fixed(balance))
 
     def _why_fixed(self, balance: Balancing) -> str:
         """Why the kvstore of this job must stay synchronous; empty if it can change."""
@@ -150,15 +142,33 @@ class Member:
         """Call this last, before this worker leaves the job."""
         self.journal.close(self.store.done)
 
-    def _take(self, state: Mapping[str, Any]) -> None:
-        """Continue from another member's state of training."""
+    # -- Training -------------------------------------------------------------------------------------------------
+
+    def give_state(self) -> bytes:
+        return self._give({**self.steps.place(), "suspects": self.poison_samples.state()})
+
+    def take_state(self, content: bytes) -> None:
+        state = self._take(content, False)
         self.journal.take_state(state)
         self.poison_samples = PoisonSamples.of_state(state["suspects"])
 
-    def _step_was_made(self, place: Mapping[str, Any]) -> None:
+    def take_step(self, content: bytes) -> None:
+        self._take(content, True)
         self._log.info("The step of this worker was made by the others, after a server was lost")
 
-    def _entered(self, view: View, missed: bool) -> None:
+    def state_is_shared(self) -> None:
+        self.steps.state_is_shared()
+
+    def take_clocks(self, clocks: Clocks) -> None:
+        self.steps.take_clocks(clocks)
+
+    def begun(self) -> bool:
+        return self.steps.begun
+
+    def between_epochs(self) -> bool:
+        return self.journal.between_epochs
+
+    def entered(self, view: View, missed: bool) -> None:
         self.journal.entered(view, missed)
         if isinstance(self.steps, SyncSteps) != self.steps_together:
             self.steps = self._new_steps()
@@ -188,8 +198,8 @@ class Member:
                 "Batch-norm statistics of %s since the last merge are lost; weights do not need them", who
             )
 
-    def _blamed(self, error: str) -> str:
-        """Why this worker's error ends the job: an earlier worker has failed at the same sample. Else empty."""
+    def blamed(self, error: str) -> str:
+        """An earlier worker has failed at the same sample."""
         epoch = self.journal.epoch
         if self.journal.assignment is None or self.order is None or self.order.number != epoch:
             return ""

@@ -389,7 +389,9 @@ def test_each_position_once_whatever_comes_between(start):
                 used += step[1].tolist() if step else []
             clock = apart.end
             together = SyncAssignment.of_rest(samples, batch, members, apart.held_back)
-            assert together.done == len(used) and together.step == (len(used) + (batch - 1) * together.finished) // batch
+            assert (
+                together.done == len(used) and together.step == (len(used) + (batch - 1) * together.finished) // batch
+            )
         rounds(together, samples + 1, draw, used)
         assert together.finished and sorted(used) == list(range(samples)), seed
 

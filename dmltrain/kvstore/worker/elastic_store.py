@@ -15,6 +15,8 @@ the middle of a step. The worker then pushes this step again; servers ignore wha
 op of each view all members learn how many steps each of them holds (clocks.py). Then the samples that are left are
 assigned again.
 
+What a worker does when a view begins is a plan (entering/plan.py).
+
 If the next view has other servers, all members divide the slices of keys among these, and declare the keys again. If
 the optimizer runs on the workers, servers keep no state from one round to the next. If it runs on the servers, these
 get the states of their slices in the first op of the view (server_steps.py). Each worker connects to new servers when
@@ -55,12 +57,13 @@ from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport.message import MAX_TEXT, Change, Ready
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.view import EQUAL, Balancing, View
-from dmltrain.kvstore.worker import changes, clocks
+from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN
-from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
+from dmltrain.kvstore.worker.entering.executor import ViewEntry
+from dmltrain.kvstore.worker.entering.plan import NewView, returning
+from dmltrain.kvstore.worker.entering.training import Training
 from dmltrain.kvstore.worker.links.routes import Sharing
-from dmltrain.kvstore.worker.residual import ResidualHandover
 from dmltrain.kvstore.worker.server_steps import ServerSteps
 from dmltrain.kvstore.worker.store import DistKVStore
 
@@ -71,7 +74,6 @@ ON_WORKERS = (
     "the workers run the optimizer, and each step is one of all of them: start the job with --update-on-kvstore 1, or "
     "with another --kv-store"
 )
-STEP, ALL = 1, 2  # what a worker lacks: weights and optimizer's state after a round; the whole state of training
 
 
 class ElasticKVStore(DistKVStore):
@@ -79,47 +81,48 @@ class ElasticKVStore(DistKVStore):
 
     elastic = True
     keeps_gradients = True
-    sharing = False  # whether `give_state` collects the state for other workers, and not for a checkpoint
     sums_in_host = False  # a host's relay would be one more process that can be lost
     flat_keys = False
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
     ) -> None:
-        self.is_alone = environment.joins  # a replacement that is not a member yet
-        self._lacks = ALL if environment.joins else 0
-        self._undeclared = environment.joins  # whether the servers of the view may not know the keys
-        self._servers = tuple(range(environment.num_servers))  # among which the slices of keys are divided
-        self._sharing_state = False  # whether the next op must send the state of training to members that lack it
-        self._restoring = False  # whether servers need the optimizer's state of their slices
-        self._unsettled = False  # whether some members may not know yet how many steps each one holds
-        self._start = 0  # the clock from which all members go on once they know it
-        self._holding = False  # whether this worker still has to tell the servers which step it holds in this view
-        self.give_state: Callable[[], bytes] = lambda: b""
-        self.take_state: Callable[[bytes], None] = lambda content: None
-        self.take_step: Callable[[bytes], None] = lambda content: None  # of the state only what a step changes
-        self.blamed: Callable[[str], str] = lambda error: ""  # this worker's error -> why it ends the job, if it does
-        self.on_shared: Callable[[], None] = lambda: None  # called when all members have the state of training
-        self.begun: Callable[[], bool] = lambda: False  # whether this worker is in the middle of a step of its own
-        self.between_epochs: Callable[[], bool] = lambda: False  # whether this worker begins an epoch next
-        self.take_weights: Callable[[], None] = lambda: None  # those that the servers have now
-        self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
         self.repeating = False  # whether `repeat` runs a block
         self._stopped = False  # whether `enter` has raised Stopped
         self._farewell = "the replay has no later view with this worker"
         self._notice = ""  # why this worker leaves on purpose, if it does
         self.pushed = 0.0  # when the last push of a round was handed over, s of time.perf_counter
-        # Called when this worker is in a new view; `missed`: others have completed its round.
-        self.on_enter: Callable[[View, bool], None] = lambda view, missed: None
         super().__init__(kind, staleness, environment, exit_seconds)
-        self._handing_over = ResidualHandover(environment.index, self._entries, self._broadcast)
         self._on_servers = ServerSteps(self._member, self._entries, environment.wait_seconds, self._own)
+        self._entry = ViewEntry(
+            environment,
+            self._elastic,
+            self._entries,
+            self._on_servers,
+            self._broadcast,
+            self._transfers.all_reduce,
+            lambda: self.complete(),
+        )
         self._refusal: Callable[[KVStoreType], str] = lambda kind: UNKNOWN  # why the optimizer cannot have this type
 
     def _join(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> ElasticMembership:
         self._elastic = ElasticMembership(environment, sharing, exit_seconds)
         self._progress = self._elastic.progress
         return self._elastic
+
+    @property
+    def is_alone(self) -> bool:  # type: ignore[override]
+        return self._entry.state.is_alone
+
+    @property
+    def training(self) -> Training:
+        """The program that trains."""
+        return self._entry.training
+
+    @property
+    def sharing(self) -> bool:
+        """Whether the state of training is collected for other workers now, and not for a checkpoint."""
+        return self._entry.collecting
 
     @property
     def _own(self) -> bool:
@@ -156,13 +159,19 @@ class ElasticKVStore(DistKVStore):
     # -- views ----------------------------------------------------------------------------------------------------
 
     def start(
-        self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL, why_fixed: str = ""
+        self,
+        training: Training,
+        facts: Mapping[str, Any],
+        replay: tuple[View, ...] = (),
+        balance: Balancing = EQUAL,
+        why_fixed: str = "",
     ) -> None:
-        """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
-        must have in common with the others. `replay`: the views to go through, on worker 0. `balance`: how samples
-        follow the speeds that are reported. `why_fixed`: why members cannot change between steps that all make together
-        and steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost,
-        MembershipEnded."""
+        """All keys are declared: the job goes on without workers that are lost from now on. `training`: this worker's.
+        `facts`: what a replacement must have in common with the others. `replay`: the views to go through, on worker 0.
+        `balance`: how samples follow the speeds that are reported. `why_fixed`: why members cannot change between steps
+        that all make together and steps of their own. Waits for all workers, or until this one is admitted. Raises
+        JobLost, MembershipEnded."""
+        self._entry.training = training
         self._member.flush()
         why_fixed = (self._why_fixed() or why_fixed)[:MAX_TEXT]
         self._elastic.start(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, why_fixed))
@@ -205,7 +214,7 @@ class ElasticKVStore(DistKVStore):
         and MembershipEnded if there is none."""
         if not (self._progress.returns or self._progress.pending):
             raise MembershipEnded(self._farewell)
-        self._lacks = ALL
+        self._entry.state = returning(self._entry.state)
         self._progress.wait_for_view()
         self.enter()
 
@@ -235,27 +244,17 @@ class ElasticKVStore(DistKVStore):
         completed = False
         while True:
             with contextlib.suppress(ViewChanged):
-                completed = self._enter_next() or completed
-                if self._routes.unreachable:
-                    self._elastic.wait_for_others(self._routes.unreachable)
-                    self._progress.begin()
-                if self._undeclared and not self.is_alone:
-                    self._declare_again()
-                if self._holding and not self._lacks:
-                    self._hold()
-                if self._sharing_state:
-                    self._share_state()
-                self._progress.wait_if_held()
-                if self._unsettled:
-                    self._settle()
+                new = self._begin_view()
+                completed = completed or new.missed
+                self._entry.run(new)
                 break
         if self._progress.ends and not self._stopped:
             self._stopped = True
             raise Stopped(f"the job ends: {self._progress.ends}")
         return completed
 
-    def _enter_next(self) -> bool:
-        """Returns whether others have completed the round of this worker."""
+    def _begin_view(self) -> NewView:
+        """What depends on the view alone; the rest is for its plan."""
         view = self._progress.enter()
         is_member = self.member in view.members
         self._routes.enter(view, connects=is_member and self._progress.pending is None)
@@ -272,21 +271,9 @@ class ElasticKVStore(DistKVStore):
         if self.member in view.joined:
             for undo in self._entries.undos:
                 undo.forget()
-        self._sharing_state = self._sharing_state or view.shares_state
         missed = view.number in self._progress.missed
-        self._lacks = max(self._lacks, STEP if missed else 0)
-        self.on_enter(view, missed)
-        others = self._servers != view.servers or bool(view.joined_servers)
-        if self._stepping:
-            self._holding = view.number > 1  # in the first view no step was made yet
-            self._on_servers.enter(set(self._servers).difference(view.servers) | set(view.joined_servers))
-            self._restoring = self._restoring or (others and not self.is_alone)
-            self._sharing_state = self._sharing_state or self._restoring or (self._own and view.number > 1)
-        if others or self.is_alone:
-            self._servers = view.servers
-            self._entries.place(view.servers)
-        self._undeclared = self._undeclared or others
-        return missed
+        self.training.entered(view, missed)
+        return NewView(view, missed, self._stepping, self._own)
 
     def _take_kind(self, view: View) -> None:
         """Change to the kind of kvstore that this view has. Its servers have changed already."""
@@ -298,110 +285,6 @@ class ElasticKVStore(DistKVStore):
             self._transfers.change(now.type.synchronous)
             self._on_servers.change(self._own)
         log(f"from view {view.number} on: {now} (before: {before})")
-
-    def _declare_again(self) -> None:
-        self._entries.declare_again()
-        self._member.flush()
-        self._undeclared = False
-
-    def _hold(self) -> None:
-        self._on_servers.hold()
-        self._holding = False
-
-    def _share_state(self) -> None:
-        """One op with several exchanges. The first member that has the state of training sends it to the members that
-        lack it, and to servers that lack it; members that leave hand over their residuals. All barriers of the op have
-        the same name, which is safe, because each is released before the next one is reached. Raises ViewChanged: then
-        the next view begins with this op."""
-        self._begin()
-        view = self.view
-        assert view is not None
-        table = np.zeros((3, self.num_workers))
-        table[:, self.rank] = self._lacks, self._on_servers.made, self._restoring
-        lacking, steps, restoring = super().all_reduce("who lacks the state", table)
-        # The others have declared the keys before. So if this worker's differ, the servers refuse these, and not
-        # theirs.
-        if self.is_alone:
-            self._declare_again()
-            self.is_alone = False
-        if lacking.all():
-            reason = "all workers that had the state of training were lost: start the job again"
-            self.abort(reason)
-            raise JobLost(reason)
-        source = int(np.argmin(lacking))
-        held = self._tell_clocks(source) if self._own else None
-        if held:
-            source = view.place(held.freshest)
-        elif self._lacks and self._holding:
-            self._on_servers.made = int(steps[source])
-            self._hold()
-        if restoring.any():
-            self._restore(source)
-        content = self._shared_state(source) if lacking.any() else b""
-        residuals = self._handing_over.exchange(view)
-        self._member.barrier()  # after it all members that lacked the state have it
-        self.complete()
-        self._handing_over.settle(view, residuals)
-        self._sharing_state = self._restoring = False
-        self._unsettled = self._own
-        self._on_servers.restored()
-        lacked, self._lacks = self._lacks, 0
-        if lacked:
-            (self.take_state if lacked == ALL else self.take_step)(content)
-            self._elastic.has_state(view)
-        self.on_shared()
-
-    def _settle(self) -> None:
-        """Wait until all members hold the op of `_tell_clocks`. Without that, a member of the next view might not know
-        what the clock means that this worker now tells the servers. All members go on from the same clock, except those
-        in the middle of a step, which they complete first."""
-        self._begin()
-        self._member.barrier()
-        self.complete()
-        if not self.begun() or self._progress.ends:
-            self._on_servers.skip_to(self._start)
-            self._on_servers.hold()
-        self._unsettled = False
-
-    def _tell_clocks(self, source: int) -> Clocks:
-        """How many steps each member holds. The worker with rank `source` asks the servers about members that have
-        left."""
-        table = clocks.table_of(self._environment.ranks)
-        if not self._lacks:
-            since = time.monotonic() - self._on_servers.pulled
-            clocks.add_own(table, self.member, self.clock, self.begun(), since)
-        if self.rank == source:
-            clocks.add_gone(table, self._on_servers.gone())
-        held = clocks.read(super().all_reduce("how many steps all hold", table))
-        if not self._lacks:
-            self.on_clocks(held)
-        self._start = held.start
-        return held
-
-    def _shared_state(self, source: int) -> bytes:
-        """The state of training of the worker with rank `source`; empty if this worker does not lack it."""
-        self.sharing = True
-        content = self.give_state() if self.rank == source else b""
-        self.sharing = False
-        size = super().all_reduce("size of the state", np.array([float(len(content))]))
-        values = np.frombuffer(content, np.uint8) if self.rank == source else np.zeros(int(size[0]), np.uint8)
-        self._broadcast(values, bool(self._lacks), self.members([source])[0])
-        return values.tobytes() if self._lacks else b""
-
-    def _restore(self, source: int) -> None:
-        """The worker with rank `source` sends the servers the states of their slices."""
-        own = self._on_servers.own_snapshots()
-        sizes = np.zeros(self.num_workers)
-        sizes[self.rank] = len(own)
-        sizes = super().all_reduce("sizes of snapshots", sizes)
-        snapshots = []
-        for place in np.flatnonzero(sizes).tolist():
-            values = np.frombuffer(own, np.uint8) if place == self.rank else np.zeros(int(sizes[place]), np.uint8)
-            self._broadcast(values, self.rank == source, self.members([place])[0])
-            snapshots.append(values.tobytes())
-        if self.rank == source:
-            for text in self._on_servers.restore(snapshots):
-                log(text)
 
     def complete(self) -> None:
         self._progress.complete()
@@ -419,9 +302,14 @@ class ElasticKVStore(DistKVStore):
         else:
             super().set_optimizer(spec)
 
-    def keep_snapshots(self, weights: Callable[[], Mapping[Key, Array]]) -> None:
-        """`weights()` returns this worker's weights by key, flat. Servers that lack weights get these."""
-        self._on_servers.weights = weights
+    def keep_snapshots(self, weights: Callable[[], Mapping[Key, Array]], take_weights: Callable[[], None]) -> None:
+        """`weights()` returns this worker's weights by key, flat. Servers that lack weights get these. `take_weights()`
+        takes those that the servers have now."""
+        self._on_servers.weights, self._on_servers.take_weights = weights, take_weights
+
+    def take_weights(self) -> None:
+        """Take the weights that the servers have now. Raises ViewChanged, JobLost."""
+        self._on_servers.take_weights()
 
     def snapshot_every(self, seconds: float) -> None:
         """How often the servers' states of the optimizer are copied into the memory of workers."""
@@ -544,7 +432,7 @@ class ElasticKVStore(DistKVStore):
             super().failed(error)
         elif not self._progress.finished:
             own = _own(error)
-            if own and (reason := self.blamed(own)):
+            if own and (reason := self.training.blamed(own)):
                 self.abort(reason)
             else:
                 self._member.drop_out(own)

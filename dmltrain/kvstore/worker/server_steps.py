@@ -38,7 +38,7 @@ MAX_NAMED = 5  # keys in a message
 class ServerSteps:
     """`made`: how many steps this worker holds. `own`: whether each worker makes steps of its own; else all make each
     step together. `spec`: that of the optimizer; None if it does not run on the servers. `weights()`: this worker's
-    weights, flat, by key. `every`: seconds between snapshots."""
+    weights, flat, by key. `take_weights()` takes those of the servers. `every`: seconds between snapshots."""
 
     def __init__(self, member: Membership, entries: KeyEntries, seconds: float, own: bool = False) -> None:
         self._member, self._entries, self._seconds, self.own = member, entries, seconds, own
@@ -46,6 +46,7 @@ class ServerSteps:
         self.pulled = 0.0  # when this worker got the weights after its last step, s of time.monotonic()
         self.spec: dict[str, Any] | None = None
         self.weights: Callable[[], Mapping[Key, Array]] = dict
+        self.take_weights: Callable[[], None] = lambda: None
         self.every = 10.0
         self._lost: set[int] = set()  # servers that were lost or are new, until all slices have their state again
         self._snapshots: dict[int, bytearray] = {}  # by server

@@ -75,8 +75,7 @@ class StepsOnServers(Exchange):
         self._place_weights(model)
         self._elastic = store if isinstance(store, ElasticKVStore) else None
         if isinstance(store, ElasticKVStore):
-            store.take_weights = self.synchronize
-            store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in buckets})
+            store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in buckets}, self.synchronize)
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Make memory for pulled weights, and let the model wait for them."""
@@ -156,7 +155,7 @@ class StepsOnServers(Exchange):
         pull there could make it enter a view, and it would not know that others have begun the next epoch."""
         store = self._elastic
         if store and store.view:
-            if not (self.members.together or store.sharing or store.between_epochs()):
+            if not (self.members.together or store.sharing or store.training.between_epochs()):
                 store.repeat(self._refresh_in_view)
             return
         self.gradients.settle()
