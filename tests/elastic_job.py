@@ -440,4 +440,5 @@ def checkpoints(job):
         del content["circumstances"]["num_workers"]
         optimizer = content["state"]["optimizer"]
         optimizer.update(of_all_servers(optimizer.pop("servers", [])))
+        optimizer["state"] = dict(sorted(optimizer["state"].items()))  # in order of the buckets that came
     return {name: TorchBackend().encode(content) for name, content in found.items()}
