@@ -147,8 +147,9 @@ def report_read_speed(options: Options, store: KVStore) -> None:
 
 
 def train_epochs(run: Run) -> None:
-    """From the run's start to its end."""
-    for epoch in range(run.start.epoch, run.plan.epochs):
+    """From the run's start to its end. A run that starts at its end or after it trains and saves nothing."""
+    ends = run.plan.iteration(run.start) >= run.plan.iterations
+    for epoch in range(run.start.epoch, run.start.epoch if ends else run.plan.epochs):
         cost = epochs.train(run, epoch)
         run.store.repeat(partial(divergence.check, run, epoch))
         epochs.save(run, epoch)

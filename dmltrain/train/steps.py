@@ -38,10 +38,8 @@ class Steps:
         self._rates, self.rate = Rates(run.log, run.options.batch), 0.0
         self._part: Part | None = None
         self._batches: Generator[Batch, None, None] | None = None  # of `_part`, those to come
-        self._dealt, self._checksum = (
-            0,
-            np.zeros(sample_checksum.SIZE),
-        )  # of the present round: this worker's checksum, after the step that of all
+        # Of the present round: its step, the samples of all, and this worker's checksum, after the step that of all.
+        self._present, self._dealt, self._checksum = first, 0, np.zeros(sample_checksum.SIZE)
         self._signalled = False
 
     def stops(self) -> Iterator[tuple[int, bool]]:
@@ -112,7 +110,8 @@ class Steps:
 
     def _begin(self, batches: int) -> None:
         """A round of so many batches begins."""
-        run, rounds, step = self._run, self._rounds, self._rounds.step
+        run, rounds, self._present = self._run, self._rounds, self._rounds.step
+        step = self._present
         self.rate = self._rates.factor(rounds.assignment) * run.schedule(self._epoch, step)
         positions, self._dealt = rounds.begin()
         self._checksum = sample_checksum.of(positions)
@@ -129,14 +128,12 @@ class Steps:
 
     def _end(self) -> bool:
         """The step was made. Returns whether the batches to come are other ones."""
-        run, rounds, before = self._run, self._rounds, self._rounds.step
+        run, rounds = self._run, self._rounds
         has_moved = rounds.end(self._checksum)
-        iterations = [run.plan.iteration(Position(self._epoch, step)) for step in (before, rounds.step)]
-        if (
-            run.options.monitor
-            and (times := iterations[1] // run.options.monitor) > iterations[0] // run.options.monitor
-        ):
-            log_sizes(run, times * run.options.monitor)
+        if interval := run.options.monitor:
+            before, now = (run.plan.iteration(Position(self._epoch, step)) for step in (self._present, rounds.step))
+            if (times := now // interval) > before // interval:
+                log_sizes(run, times * interval)
         self._signalled = rounds.step < self._last and run.snapshot_signal.comes()
         return has_moved or self._signalled
 

@@ -19,10 +19,10 @@ from dmltrain.kvstore import agreement
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.options import parse
 from dmltrain.train import divergence
-from dmltrain.train.epochs import step_total
 from dmltrain.train.plan import Plan
 from dmltrain.train.resume import check_all_save
 from dmltrain.train.run import Run
+from dmltrain.train.steps import plain_rounds
 from tests.backends import stepping_alone
 from tests.backends.stepping_alone import MEAN, NESTEROV, Line, batches, joined, slopes, step, trained, weights
 from tests.backends.trainers import SMALL, batch, torch_trainer
@@ -479,7 +479,8 @@ def test_a_step_is_the_mean_over_the_workers_own_samples(alone):
 
     def one(store):
         run = run_of(store, None)
-        return step_total(Run(run.options, store, None, SMALL, None, None, None, parts, Plan(1)), 0)
+        run = Run(run.options, store, None, SMALL, None, None, None, parts, Plan(1))
+        return plain_rounds(run, 0, 0, 1).begin()[1]
 
     assert alone.all(one) == [parts.step_sizes(0)[0], parts.step_sizes(0)[1]]
 
