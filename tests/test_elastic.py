@@ -48,6 +48,14 @@ FILE = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
 
 
+@pytest.mark.parametrize("kvstore", ["dist_async", "dist_ssp"])
+def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, kvstore):
+    job = jobs.start("", "--monitor", 2, "--kv-store", kvstore, *AUDIT, workers=1)
+    ends(job)
+    shown = sorted({int(step) for step in re.findall(r"Batch: +(\d+)", job.output("worker-0"))})
+    assert shown == list(range(2, shown[-1] + 1, 2)) and shown[-1] > 4
+
+
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
@@ -71,12 +79,24 @@ def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
     assert re.findall(lines, plain.output("worker-0")) == re.findall(lines, elastic.output("worker-0"))
 
 
-@pytest.mark.parametrize("least", [1, pytest.param(None, marks=thorough)])
-def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, least):
+TWO_BITS = "--gc-type 2bit --host-sum off"
+
+
+@pytest.mark.parametrize(
+    ("fault", "least", "words"),
+    [
+        (LOST, 1, ""),
+        pytest.param("", None, "", marks=thorough),
+        ("", None, TWO_BITS),
+        pytest.param("", 1, TWO_BITS, marks=thorough),
+    ],
+)
+def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, fault, least, words):
     """A job that has lost a worker, and one that has not, elastic or plain."""
-    first = jobs.start(LOST if least else "", *PREFIX, *(AUDIT if least else []), "--max-iter", 5, elastic=least)
+    words = words.split()
+    first = jobs.start(fault, *PREFIX, *words, *(AUDIT if least else []), "--max-iter", 5, elastic=least)
     if least:
-        ends(first, worker_1=KILLED)
+        ends(first, **({"worker_1": KILLED} if fault else {}))
     else:
         first.succeed()
     found = set()
@@ -84,14 +104,14 @@ def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, le
         folder = first.folder / str(other)
         folder.mkdir()
         shutil.copy(first.folder / "m-0000_iter_5.pt", folder)
-        words = ["--model-prefix", folder / "m", "--load-iteration", 5, *(AUDIT if other else [])]
-        job = jobs.start("", *words, elastic=other)
+        more = ["--model-prefix", folder / "m", "--load-iteration", 5, *(AUDIT if other else [])]
+        job = jobs.start("", *words, *more, elastic=other)
         job.succeed()
         found |= digests(job, range(4))
         if other:
             assert count(job.folder / "audit").problems == ("epoch 0: never committed: 80 position(s): 0-79",)
-    if not least:
-        whole = jobs.start("", "--snapshot", 5, *PREFIX, elastic=None)
+    if not fault:
+        whole = jobs.start("", "--snapshot", 5, *PREFIX, *words, elastic=None)
         whole.succeed()
         found |= digests(whole, range(4))
     assert len(found) == 1

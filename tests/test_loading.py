@@ -1,7 +1,9 @@
 """From options to the data of a run, and workers that have different data."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ import pytest
 from dmltrain import data, options
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment.parts import Local
+from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.readers import open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.train import loading
+from dmltrain.train.loading import check_broken
 from tests import image_records
 
 
@@ -271,7 +275,7 @@ def test_broken_records_of_a_mean_image_do_not_count_for_the_first_epoch(files, 
     given = f"{IMAGENET} --data-train {tmp_path}/broken.rec --mean-img {tmp_path}/missing.bin"
     assert "missing.bin: no such file, for 1 of 1 workers" in error(given)
     given = f"{IMAGENET} --data-train {tmp_path}/broken.rec --skip-broken 1 --mean-img {tmp_path}/mean.npy"
-    assert loaded(given)[0].broken.take() == 0
+    assert not loaded(given)[0].broken.take()
     assert (tmp_path / "mean.npy").exists()
 
 
@@ -356,3 +360,21 @@ def test_local_parts_with_other_classes(files, tmp_path):
     words = f"{IMAGENET} --data-parts local --data-train {tmp_path}/{{rank}}"
     for found in together([words] * 2):
         assert "workers have different classes" in found and "the same label must mean the same class" in found
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_record_that_two_members_of_an_elastic_job_have_met_counts_once(elastic):
+    broken = SkippedRecords(2, lambda line: None)
+    for problem in ("record 5", "record 17", "record 5"):
+        broken.note(problem, False, None)
+
+    def all_reduce(name, own):
+        """Another member has met the first of the records that this one names."""
+        if name == "skipped records":
+            return own + [0, 1]
+        return own + [0, 0, own[0], 0]
+
+    store = SimpleNamespace(num_workers=2, rank=0, elastic=elastic, all_reduce=all_reduce, repeat=lambda block: block())
+    log = SimpleNamespace(warning=lambda *words: None)
+    with contextlib.nullcontext() if elastic else pytest.raises(UserError, match="skipped 3 records"):
+        check_broken(SimpleNamespace(broken=broken), store, log)

@@ -37,6 +37,7 @@ Port = schema.whole(0, 65535)
 Name = schema.text(5)
 Share = schema.number(0, 1, "a share")
 Colour = schema.choice("red", "blue")
+Cut = schema.text().then(lambda text: text[:3]).only(bool, "a text that is not empty")
 Found = schema.either({"ms": schema.number(), "error": Name})
 
 
@@ -120,6 +121,17 @@ def test_an_error_names_the_field_what_came_and_what_was_expected(changed, said)
         with pytest.raises(Invalid) as error:
             schema.read(kind, {**CONTENT, **changed})
         assert str(error.value).startswith(said)
+
+
+def test_a_type_of_some_values_has_what_the_type_made_of_them():
+    assert Cut.read("abcdef") == Cut.salvage("abcdef") == "abc"
+    for value in ("", 7):
+        with pytest.raises(Invalid, match="expected a text"):
+            Cut.read(value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text():
+    assert json_text.parse(b"\xef\xbb\xbf[1]") == [1]
 
 
 def test_a_field_may_be_missing_only_where_the_class_says_so():

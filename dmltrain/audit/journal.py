@@ -72,6 +72,7 @@ class Journal:
         self.epoch, together = state["epoch"], self.together
         kind = SyncAssignment if together else AsyncAssignment
         self._continued, self._joins = kind.of_state(state["dealing"]), True
+        self._begun, self._missed = None, False  # a worker that returns in a replay: of the round in which it had left
         if not together:  # another view may begin before its first step: it takes part in the next assignment at once
             self.assignment, self._assigned_in = self._continued, self._view.number
         self.lacks_state = False

@@ -15,16 +15,18 @@ from dmltrain.base.schema import Invalid, read, shown, unexpected
 MAX_DIGITS = 40  # of a whole number: Python before 3.11 reads a long one in a time that is quadratic in its length
 SMALL_BYTES = 1 << 16  # texts up to this cannot take much memory
 SEPARATORS = (", ", ": ")
+MARK = b"\xef\xbb\xbf"  # Windows' editors write it before a text in UTF-8
 
 
 def parse(content: bytes | bytearray, most: float = math.inf, memory: float = math.inf) -> Any:
-    """The JSON value in `content`, UTF-8. Invalid if it is none, if it has more than `most` bytes, or if it would take
-    more than about `memory` bytes as Python's objects; both are known before memory is taken."""
+    """The JSON value in `content`, which is UTF-8 and may have a byte order mark. Invalid if it is none, if it has more
+    than `most` bytes, or if it would take more than about `memory` bytes as Python's objects; both are known before
+    memory is taken."""
     if len(content) > SMALL_BYTES or len(content) > most:
         check_size(content, most, memory)
     decoder = _CAREFUL if _LONG in content.translate(_ZEROS) else _DECODER
     try:
-        return decoder.decode(str(content, "utf-8"))
+        return decoder.decode(str(content, "utf-8-sig" if content.startswith(MARK) else "utf-8"))
     except (ValueError, RecursionError) as error:
         said = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
         raise Invalid(f"is not JSON ({said}): {shown(bytes(content[:100]))[1:]}") from None

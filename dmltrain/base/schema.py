@@ -99,12 +99,16 @@ class Type:
     def only(self, right: Callable[[Any], Any], meaning: str) -> Type:
         """Of these values the `right` ones."""
 
-        def read(value: Any) -> Any:
-            if not right(self.read(value)):
-                raise unexpected(value, meaning)
-            return value
+        def checked(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def read_right(value: Any) -> Any:
+                found = read(value)
+                if not right(found):
+                    raise unexpected(value, meaning)
+                return found
 
-        return Type(meaning, read)
+            return read_right
+
+        return Type(meaning, checked(self.read), checked(self.salvage))
 
 
 def _value(meaning: str, kind: type, right: Callable[[Any], bool] | None = None) -> Type:

@@ -52,23 +52,28 @@ class SkippedRecords:
 
     allowed: int
     warn: Callable[[str], None]
-    _count: int = 0  # in this epoch
+    _problems: set[str] = field(default_factory=set)  # in this epoch
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, problem: str, others: Callable[[], BrokenEstimate]) -> None:
-        """Count a skipped record; `problem` names it. UserError: it is one too many. Several threads call this."""
+    def note(self, problem: str, is_tested: bool, others: Callable[[], BrokenEstimate]) -> None:
+        """Count a skipped record, once: a member of an elastic job may read it again in another view. `problem` names
+        it. `is_tested`: it is for a test, and not for training. UserError: it is one too many. Several threads call
+        this."""
+        key = f"{'test' if is_tested else 'training'}: {problem}"
         with self._lock:
-            self._count += 1
-            count = self._count
+            if key in self._problems:
+                return
+            self._problems.add(key)
+            count = len(self._problems)
         if count > self.allowed:
             raise UserError(f"{problem}; {self._fix(others())}")
         self.warn(f"Skipped a record, {count} of at most {self.allowed} in this epoch: {problem}")
 
-    def take(self) -> int:
-        """The number of records skipped since the last call."""
+    def take(self) -> set[str]:
+        """The problems of the records skipped since the last call."""
         with self._lock:
-            count, self._count = self._count, 0
-        return count
+            problems, self._problems = self._problems, set()
+        return problems
 
     def check(self, everywhere: int) -> None:
         """UserError if all workers together have skipped `everywhere` records in an epoch, and these are too many."""

@@ -62,7 +62,7 @@ class Decoded:
         try:
             record = self.reader.read(index)
         except UserError as error:
-            self.broken.note(str(error), self._estimate_broken)
+            self.broken.note(str(error), word is None, self._estimate_broken)
             return ABSENT
         try:
             if word is None:
@@ -70,7 +70,7 @@ class Decoded:
             else:
                 training_image(record.image, self.augmentation, self.shape, word, out)
         except BrokenImage as error:
-            self.broken.note(f"{self.reader.where(index)}: {error}", self._estimate_broken)
+            self.broken.note(f"{self.reader.where(index)}: {error}", word is None, self._estimate_broken)
             return ABSENT
         return self._checked(record, index)
 

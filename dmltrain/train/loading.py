@@ -4,7 +4,8 @@ workers have the same."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from logging import Logger
@@ -260,8 +261,22 @@ def check_broken(dataset: Dataset, store: KVStore, log: Logger) -> None:
     broken = dataset.broken
     if broken is None or not broken.allowed:
         return  # none was skipped
-    own = np.array([float(broken.take())])
-    count = int(store.repeat(lambda: store.all_reduce("skipped records", own))[0])
+    problems = broken.take()
+    count = store.repeat(lambda: _skipped_by_all(store, problems))
     if count:
         log.warning("All workers together skipped %d records in this epoch", count)
     broken.check(count)
+
+
+def _skipped_by_all(store: KVStore, own: Collection[str]) -> int:
+    """How many records all workers have skipped. In an elastic job two members may have met the same one, which counts
+    once."""
+    counts = np.zeros(store.num_workers)
+    counts[store.rank] = len(own)
+    counts = store.all_reduce("skipped records", counts)
+    if not store.elastic or not counts.any():
+        return int(counts.sum())
+    names = np.zeros((store.num_workers, int(counts.max())))
+    names[store.rank, : len(own)] = [1 + zlib.crc32(problem.encode()) for problem in own]  # exact as float64
+    found = store.all_reduce(f"names of {names.shape[1]} skipped records", names.reshape(-1))
+    return len({*found.tolist()} - {0.0})

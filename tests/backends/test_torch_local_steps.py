@@ -479,7 +479,7 @@ def test_a_step_is_the_mean_over_the_workers_own_samples(alone):
 
     def one(store):
         run = run_of(store, None)
-        run = Run(run.options, store, None, SMALL, None, None, None, parts, Plan(1))
+        run = Run(run.options, store, None, SMALL, None, None, None, parts, Plan(1, 1, 1))
         return plain_rounds(run, 0, 0, 1).begin()[1]
 
     assert alone.all(one) == [parts.step_sizes(0)[0], parts.step_sizes(0)[1]]

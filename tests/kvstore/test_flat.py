@@ -119,7 +119,11 @@ def test_a_flat_key_has_no_initial_value_of_its_own():
         core.initialise(0, NUMBER, 0, core.buffer(0, NUMBER, 0, 4 * 19, 0, initial=True).array)
 
 
-def test_flat_keys_are_limited_and_those_of_all_workers_count_once(monkeypatch):
+def test_flat_keys_are_limited_for_each_worker_and_count_for_the_first_one_that_names_them(monkeypatch):
+    core = core_of()
+    monkeypatch.setattr(flats, "MAX_SLICES", 2)
+    for worker, keys in enumerate((BOTH, BOTH[::-1])):  # workers may push the same keys in orders of their own
+        core.flats.declare(worker, flat.number(keys), keys)
     core = core_of()
     monkeypatch.setattr(flats, "MAX_SLICES", 4)
     for worker in range(2):

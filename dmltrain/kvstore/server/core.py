@@ -104,13 +104,13 @@ class ServerCore:
             set(self.workers.ranks).difference(worker for host in hosts for worker in host) | set(lost)
         )
         self._set(self.workers.on_hosts(tuple(hosts), lost))
-        self._elastic = True
+        is_first, self._elastic = not self._elastic, True
         if other_servers:
             self._kept |= rollback.states(self._slices, all_of_it=True)
         self._declared.forget(weights=other_servers)
         for (key, index), slice_ in list(self._slices.items()):
             if slice_.is_weight and not other_servers:
-                slice_.restart(self.workers.ranks)
+                slice_.restart(self.workers.ranks, keeps_residual=is_first)
                 slice_.can_roll_back = not slice_.at_once
                 slice_.factor = self._factor(self._declared.is_mean(key))
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,7 @@ class Flats:
     gatherings: Gatherings = field(default_factory=Gatherings)
     _by_number: dict[int, FlatSlice] = field(default_factory=dict)
     _together: set[FlatSlice] = field(default_factory=set)
-    _members: int = 0  # of all flat slices
+    _members: Counter[int] = field(default_factory=Counter)  # of the flat slices that each worker was the first to name
 
     def find(self, number: int) -> FlatSlice | None:
         return self._by_number.get(number)
@@ -49,8 +50,8 @@ class Flats:
         kinds = {(member.dtype, member.factor) for member in members}
         if len(kinds) > 1 or any(member.codec or member.at_once or not member.is_weight for member in members):
             raise Rejected(f"worker {worker} declares a flat key with keys that cannot be in one")
-        self._members += len(ids)
-        if self._members > MAX_SLICES:
+        self._members[worker] += len(ids)  # for each worker: several may push the same keys in orders of their own
+        if self._members[worker] > MAX_SLICES:
             raise Rejected(f"worker {worker} declares more than {MAX_SLICES} slices in flat keys")
         self._by_number[number] = FlatSlice(number, ids, members, self.memory)
 
@@ -69,7 +70,8 @@ class Flats:
         self._together.remove(slice_)
         waiting, slice_.waiting = slice_.waiting, []
         for worker, clock, _ in waiting:
-            assert not [*self.gatherings.begin(slice_, worker, clock, slice_.priority)]  # their rounds are not complete
+            replies = [*self.gatherings.begin(slice_, worker, clock, slice_.priority)]
+            assert not replies  # their rounds are not complete
 
     def alone(self, slice_: ServerSlice, do: Callable[[], list[Action]]) -> list[Action]:
         """Do this with a slice that has its own state: now, or after the present round of a flat slice with it."""

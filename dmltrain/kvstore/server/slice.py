@@ -252,13 +252,13 @@ class ServerSlice:
 
     # -- changes of the job's members ------------------------------------------------------------------------------
 
-    def restart(self, workers: Iterable[int]) -> None:
+    def restart(self, workers: Iterable[int], keeps_residual: bool = False) -> None:
         """Begin the rounds of these workers at clock 0, or, if an optimizer makes steps, at the clock of the last step.
         If each push is a step, workers that stay keep their clocks. Pushes and pulls that wait are forgotten. The value
-        and its readers stay. The residual begins at zero, because the last round may have been aborted. No work may be
-        in progress."""
+        and its readers stay. The residual begins at zero, because the last round may have been aborted; with
+        `keeps_residual` there was none, and it stays: it may be that of a checkpoint. No work may be in progress."""
         assert self.work is None
-        if self.residual is not None:
+        if self.residual is not None and not keeps_residual:
             self.residual[:] = 0
         pending = {push: None for pushes in self.rounds.values() for push in pushes.values()}
         pending |= dict.fromkeys(self.queue)

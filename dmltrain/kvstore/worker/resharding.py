@@ -21,9 +21,11 @@ from dmltrain.kvstore.worker.links.sharding import Slice
 Fields = Mapping[str, Array]  # of one slice: "value", "momentum_buffer", ...
 
 
-def fit(states: Sequence[bytes], ranges: Sequence[Slice], servers: int) -> Sequence[bytes]:
+def fit(states: Sequence[bytes], ranges: Sequence[Slice], servers: int, residuals: bool = False) -> Sequence[bytes]:
     """The states of `servers` servers for the slices `ranges` of all weights, from those that a job's servers saved.
-    They are returned as they are if they fit. Raises UserError if they are damaged or of another model."""
+    They are returned as they are if they fit. `residuals`: the workers run the optimizer, so only residuals matter:
+    keys without one may be in the states and not in this job, or the reverse, as an elastic job has one more key than
+    the same plain job. Raises UserError if they are damaged or of another model."""
     here = [[range_ for range_ in ranges if range_.server == number] for number in range(servers)]
     try:
         if len(states) == servers and all(map(_has, states, here)):
@@ -31,6 +33,8 @@ def fit(states: Sequence[bytes], ranges: Sequence[Slice], servers: int) -> Seque
         keys = {key: _Joined(key, slices) for key, slices in _by_key(states).items()}
     except ValueError as error:
         raise UserError(f"the optimizer's state cannot be read: {error}") from error
+    if residuals:
+        keys = _same_keys(keys, ranges)
     _check_model({key: joined.size for key, joined in keys.items()}, ranges)
     return [_packed(keys, slices) for slices in here]
 
@@ -53,6 +57,16 @@ def _by_key(states: Sequence[bytes]) -> dict[int, dict[int, dict[str, Array]]]:
     return keys
 
 
+def _same_keys(keys: Mapping[int, _Joined], ranges: Sequence[Slice]) -> dict[int, _Joined]:
+    """Without saved keys that have no residual and are not in this job, and with zeros for those that only it has."""
+    here = {range_.key for range_ in ranges}
+    same = {key: joined for key, joined in keys.items() if key in here or joined.has_residual}
+    for key in here - same.keys():
+        size = sum(range_.length for range_ in ranges if range_.key == key)
+        same[key] = _Joined(key, {0: {"value": np.zeros(size, np.float32)}})
+    return same
+
+
 class _Joined:
     """One key's arrays, of all its saved slices."""
 
@@ -66,6 +80,10 @@ class _Joined:
         names = {name: array for fields in self._slices for name, array in fields.items()}
         self._scalars = {name for name, array in names.items() if not array.shape}
         self._arrays = {name: self._whole(name, array) for name, array in names.items() if array.shape}
+
+    @property
+    def has_residual(self) -> bool:
+        return "residual" in self._arrays
 
     @property
     def size(self) -> int:

@@ -41,13 +41,13 @@ class States:
             self._request(server, Header(FrameKind.READ_STATE, 0, server.view).pack(), answer).wait()
         return [answer[0] for answer in answers]
 
-    def load_servers(self, states: Sequence[bytes]) -> None:
-        """`states`: of all servers of the job that saved them, of which there may have been more or fewer. Raises
-        UserError."""
+    def load_servers(self, states: Sequence[bytes], residuals: bool = False) -> None:
+        """`states`: of all servers of the job that saved them, of which there may have been more or fewer. With
+        `residuals` nothing else in them matters. Raises UserError."""
         self._member.barrier()  # before it, a slower worker may still have to pull the initial weights
         if self._rank == 0:
             ranges = [slice_.range for entry in self._entries if entry.is_weight for slice_ in entry.slices]
-            fitting = resharding.fit(states, ranges, len(self._servers))
+            fitting = resharding.fit(states, ranges, len(self._servers), residuals)
             for server, state in zip(self._servers, fitting, strict=True):
                 self._request(server, Header(FrameKind.STATE, len(state), server.view).pack() + state).wait()
         self._member.barrier()
@@ -85,7 +85,7 @@ class States:
             return
         residual.spread(slices, workers, lambda slice_: self._owned(slice_, len(workers)))
         if servers and of_servers:
-            self.load_servers([array.tobytes() for array in servers])
+            self.load_servers([array.tobytes() for array in servers], residuals=True)
 
     def _owned(self, slice_: WorkerSlice, workers: int) -> Iterable[int]:
         """The saved workers whose residuals of a slice this worker takes over, of `workers` in all."""
