@@ -115,10 +115,21 @@ def test_masks_of_dropout_after_a_snapshot_are_those_of_a_resumed_run(run, tmp_p
 def test_a_snapshot_of_epochs_with_other_steps_is_refused(run, tmp_path):  # noqa: F811
     prefix = ["--model-prefix", tmp_path / "m", "--num-epochs", 1]
     run(*SMALL, *prefix, "--max-iter", 7)
-    text = run("--num-examples", 300, "--batch-size", 64, *prefix, "--load-epoch", "last", code=2).text
-    assert "m-0000_iter_7.pt is in the middle of an epoch of 10 steps, but this run's have 5" in text
+    for asked in (["--load-epoch", "last"], ["--load-iteration", 7]):
+        text = run("--num-examples", 300, "--batch-size", 64, *prefix, *asked, code=2).text
+        assert "m-0000_iter_7.pt is in the middle of an epoch of 10 steps, but this run's have 5" in text
     text = run(*SMALL, *prefix, "--load-iteration", 8, code=2).text
     assert "no checkpoint" in text and "m-0000_iter_8.pt; present in" in text and ": m-0000_iter_7.pt" in text
+
+
+def test_a_run_that_starts_at_its_end_or_after_it_trains_and_saves_nothing(run, tmp_path):  # noqa: F811
+    prefix = ["--model-prefix", tmp_path / "m"]
+    run(*SMALL, *prefix, "--max-iter", 7)
+    whole = (tmp_path / "m-0000_iter_7.pt").read_bytes()
+    for last in (7, 5):
+        text = run(*SMALL, *prefix, "--load-iteration", 7, "--max-iter", last).text
+        assert f"Nothing to train: 7 of --max-iter {last} iterations are done" in text and "Epoch[0] Time" not in text
+    assert names(tmp_path) == ["m-0000_iter_7.pt"] and (tmp_path / "m-0000_iter_7.pt").read_bytes() == whole
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ unchanged for a bit-exact resume (`circumstances`). checkpoint.py reads and writ
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from logging import Logger
@@ -159,7 +160,13 @@ def choose_checkpoint(options: Options, plan: Plan, store: KVStore, log: Logger)
 def _asked_for(options: Options, plan: Plan, log: Logger) -> Saved | None:
     """Worker 0's choice; None to start anew."""
     if options.load_iteration is not None:
-        return plan.saved(plan.position(options.load_iteration))
+        saved = plan.saved(plan.position(options.load_iteration))
+        files = [_file(options, saved, suffix) for suffix in (_capabilities(options).suffix, weights.SUFFIX)]
+        if not saved.iteration or any(file.exists() for file in files):
+            return saved
+        with contextlib.suppress(UserError):  # of a run whose epochs have another number of steps: `position` says so
+            return checkpoint.of_iteration(options.model_prefix or "", options.load_iteration)
+        return saved
     if options.load_epoch != LAST:
         return None if options.load_epoch is None else Saved(options.load_epoch)
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
