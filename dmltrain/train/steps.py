@@ -1,8 +1,8 @@
 """The steps of an epoch on this worker, the same loop in plain and in elastic jobs: see `Rounds` in rounds/plain.py.
 
 All workers stop where a snapshot or a test is due (`next_stop`). Exactly the samples before a stop are used then, also
-if workers were lost, joined or left. So a run that goes on from a snapshot uses each other sample once, whoever its
-workers are.
+if workers were lost, joined or left. So a run that goes on from a snapshot uses each sample that is left once, also
+with other workers.
 """
 
 from __future__ import annotations

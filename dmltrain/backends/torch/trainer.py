@@ -40,6 +40,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
@@ -102,19 +103,20 @@ class TorchTrainer:
         if settings.dtype == "float16":
             self._scale = self._loss_scale(inner, settings, store)
         single = len(self._modules) == 1  # else replicas are summed before the push, and need all weights after a step
-        return distributed.distribute(
-            self._modules[0],
-            inner,
-            store,
-            average=False,
-            overlap=single,
+        choices = ExchangeChoices(
+            store.type,
+            local_steps=settings.local_steps,
+            outer_lr=settings.outer_lr,
+            outer_momentum=settings.outer_momentum,
             update_on_kvstore=bool(settings.update_on_kvstore),
+            factors=factor_rows(settings, store),
             defer=single and not settings.compile,
             step_early=True,
-            factors=factor_rows(settings, store),
+            average=False,
+            overlap=single,
             factored=factored,
-            averaging=store.kvstore_type.averaging(settings.local_steps, settings.outer_lr, settings.outer_momentum),
         )
+        return distributed.connect(self._modules[0], inner, store, choices)
 
     def _loss_scale(self, inner: torch.optim.Optimizer, settings: Settings, store: KVStore) -> LossScale:
         if store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)):

@@ -168,8 +168,10 @@ class ViewEntry:
     def _sent(self, source: int) -> bytes:
         """The state of training of the member with place `source`; empty if this worker does not lack it."""
         self.collecting = True
-        content = self.training.give_state() if self._place == source else b""
-        self.collecting = False
+        try:
+            content = self.training.give_state() if self._place == source else b""
+        finally:
+            self.collecting = False
         size = np.array([float(len(content))])
         self._sum_up("size of the state", size)
         values = np.frombuffer(content, np.uint8) if self._place == source else np.zeros(int(size[0]), np.uint8)
