@@ -19,7 +19,7 @@ from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
 from tests.copied_tree import search_path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # with the start of the cluster
-RAY = ("--launcher", "ray", "--connect-timeout", 60)
+RAY = ("--launcher", "ray", "--connect-timeout", 300)
 SHOWS = """
 import json, os
 place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
@@ -93,7 +93,7 @@ def test_who_finds_no_room_is_told(ray: RayCluster, front: Front, engine: "Engin
     packed = front.ask(*RAY, "--dry-run", "--ray-strategy", "PACK", "-n", 2, "-s", 0, "true")
     assert packed.code == 0 and "an actor in each bundle\n  bundle 0, 1 on h2 (10.99.0." in packed.out, packed
     assert packed.out.count("  worker") == 2
-    listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
+    listed = front.ask("--ps", job.logs, "--connect-timeout", 300)
     assert listed.code == 0 and listed.out.count("worker") == 2, listed
     job.process.send_signal(signal.SIGINT)
     assert job.wait().code == 130

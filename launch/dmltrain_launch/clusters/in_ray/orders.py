@@ -131,7 +131,8 @@ class Orders:
                 place.kill()
                 return False
             if not warned:
-                order.say(f"{place.name}: Ray has not started an actor with {text_of(self._bundle)} there yet")
+                needs = f" with {text_of(self._bundle)}" if self._bundle else ""
+                order.say(f"{place.name}: Ray has not started an actor{needs} there yet")
                 warned = True
         try:
             place.facts = ray.get(asked)
