@@ -68,14 +68,14 @@ class Members:
         ]
         for member in range(members):
             handlers = {
-                Flush: lambda flush, member=member: self._controls[member].flushed(Flushed(flush.view, flush.turn, 0)),
+                Flush: lambda flush, member=member: self._controls[member].send(Flushed(flush.view, flush.turn, 0)),
                 Enter: lambda enter, member=member: self._note(member, enter.view.number),
                 Invite: lambda invite: None,
             }
             self._controls[member] = Control(environment("worker", member, members, servers, port), on_message=handlers)
         for control in self._controls.values():
             control.wait_for_start()
-            control.ready(Ready())
+            control.report(Ready())
         self.wait_for(1)
 
     def _note(self, member: int, view: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost
-from dmltrain.kvstore.scheduler import client
+from dmltrain.kvstore.scheduler import heartbeats
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.transport import cut, message
@@ -314,29 +314,28 @@ def test_a_barrier_is_released_in_its_own_view(scheduler):
     others, found = [Release("7", 2), Release("7", 0), Release("8", 3)], []
     served = scheduler({Barrier: [*others, ENTER], Flushed: [Release("7", 3)]}, {Enter: found.append})
     assert served.control.barrier("7", 3, interrupted=lambda: bool(found)) is False and found == [ENTER]
-    served.control.flushed(Flushed(3, 1, 12))
+    served.control.send(Flushed(3, 1, 12))
     assert served.control.barrier("7", 3) is True
     assert Barrier("7", 3) in served.heard and Flushed(3, 1, 12) in served.heard
 
 
 def test_who_was_suspended_waits_for_a_word_of_the_scheduler_before_it_acts_for_all(scheduler, monkeypatch):
-    monkeypatch.setattr(client, "AFTER_WAKING", SECONDS)
+    monkeypatch.setattr(heartbeats, "AFTER_WAKING", SECONDS)
     control, since = scheduler().control, time.monotonic()
     control.confirm()
     assert time.monotonic() - since < SECONDS, "it was not suspended"
-    monkeypatch.setattr(client, "AFTER_WAKING", 0.3)
-    control._woke = time.monotonic()
+    monkeypatch.setattr(heartbeats, "AFTER_WAKING", 0.3)
+    control.heartbeats.woke = time.monotonic()
     control.confirm()
-    assert time.monotonic() - control._woke >= 0.3
-    monkeypatch.setattr(control, "_was_suspended", lambda now: False)
-    monkeypatch.setattr(control, "_wait", pytest.fail)
+    assert time.monotonic() - control.heartbeats.woke >= 0.3
+    monkeypatch.setattr(control.job_end, "wait", pytest.fail)
     control.confirm()  # it is known
 
 
 def test_who_was_suspended_and_is_removed_does_not_act_for_all(scheduler):
     control = scheduler({Flushed: [Abort("removed from the job")]}).control
-    control._woke = time.monotonic()
-    control.flushed(Flushed(3, 1, 12))
+    control.heartbeats.woke = time.monotonic()
+    control.send(Flushed(3, 1, 12))
     with pytest.raises(JobLost, match="removed from the job"):
         control.confirm()
 
@@ -346,11 +345,11 @@ def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     served = scheduler({message.Bye: [message.Shutdown()]})
     ready = message.Ready({"data": "9c1f"}, (ENTER.view,))
     served.control.report(LOST)
-    served.control.ready(ready)
-    served.control.admit(3)
-    served.control.has_state(3)
+    served.control.report(ready)
+    served.control.send(message.Admit(3))
+    served.control.send(message.HasState(3))
     served.control.bye(done=12)
-    assert served.control.shutdown.wait(SECONDS)
+    assert served.control.job_end.shutdown.wait(SECONDS)
     heard = [each for each in served.heard if not isinstance(each, (message.Register, Heartbeat))]
     assert heard == [LOST, ready, message.Admit(3), message.HasState(3), message.Bye(done=12)]
     served.control.link_lost(LOST, seconds=SECONDS)

@@ -366,7 +366,7 @@ def test_pushes_under_way_are_sent_before_a_worker_leaves(whole_job):
 def test_a_worker_of_a_lost_job_does_not_say_that_no_push_is_missing(whole_job):
     """Else the others would hear that it has finished, and that it made too few steps."""
     job = ready(whole_job(), numbers(0))
-    job.stores[0]._member._control.failure = "another reason, a moment before its links are cut"
+    job.stores[0]._member._control.job_end.failure = "another reason, a moment before its links are cut"
     job.stores[0].close()
     assert all("worker 0" in reason and "was lost: end of stream" in reason for reason in job.ended())
 

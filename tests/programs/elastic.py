@@ -33,6 +33,8 @@ from dmltrain.checkpoints import checkpoint
 from dmltrain.data.dataset import Split
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.scheduler.client import Control
+from dmltrain.kvstore.scheduler.connection import Connection
+from dmltrain.kvstore.scheduler.job_end import JobEnd
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.kvstore.worker.progress import Progress
@@ -58,13 +60,13 @@ POINTS = {  # name -> owner and function
     "start": (ElasticMembership, "start"),  # after: the first view has been announced
     "op": (ElasticKVStore, "_op"),  # one that is no round
     "wait": (Handle, "wait"),  # all is on its way to the servers
-    "wait for release": (Control, "_wait"),  # a barrier is on its way to the scheduler
+    "wait for release": (JobEnd, "wait"),  # a barrier is on its way to the scheduler
     "barrier": (ElasticMembership, "barrier"),
     "enter": (ElasticKVStore, "enter"),
     "close": (ElasticKVStore, "close"),
     "bye": (Control, "bye"),  # in close: the servers know that this worker leaves, the scheduler does not
     "freeze": (Progress, "freeze"),  # the scheduler asks which op this worker holds
-    "introduce": (Control, "_introduce"),  # to the next scheduler
+    "introduce": (Connection, "_introduce"),  # to the next scheduler
     "invite": (Progress, "invite"),  # the scheduler tells the leader who waits to join
     "exchange": (
         ResidualHandover,

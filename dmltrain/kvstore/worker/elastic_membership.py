@@ -11,7 +11,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.scheduler.client import Handlers
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport.message import Enter, Flush, Invite, LinkLost, Ready
+from dmltrain.kvstore.transport.message import Admit, Enter, Flush, HasState, Invite, Leaving, LinkLost, Ready, Speed
 from dmltrain.kvstore.view import View, barrier_of
 from dmltrain.kvstore.worker.links.routes import Sharing
 from dmltrain.kvstore.worker.membership import Membership
@@ -23,24 +23,24 @@ class ElasticMembership(Membership):
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
         self._is_out = False  # the newest view is without this worker
-        self.progress = Progress(environment.index, lambda message: self._control.flushed(message))
+        self.progress = Progress(environment.index, lambda message: self._control.send(message))
         super().__init__(environment, sharing, exit_seconds)
 
     def start(self, message: Ready) -> None:
         """Wait for the first view, which comes when all workers have called this. From then on the job goes on without
         workers that are lost. A replacement waits until it is admitted. Raises JobLost, MembershipEnded."""
-        self._control.ready(message)
+        self._control.report(message)
         self.progress.wait_for_view()
 
     def admit(self) -> None:
         """Allow the waiting change of view before the next op. Only for the leader, before a round of training. Raises
         JobLost."""
-        self.progress.admit(self._control.admit)
+        self.progress.admit(lambda view: self._control.send(Admit(view)))
 
     def leave(self, reason: str, residuals: bool) -> None:
         """Ask the scheduler to let this worker leave before one of its next rounds. `residuals`: whether it has some to
         hand over. For any thread."""
-        self._control.leaving(reason, residuals)
+        self._control.report(Leaving(reason, residuals))
 
     def confirm(self) -> None:
         """See KVStore.confirm."""
@@ -55,11 +55,11 @@ class ElasticMembership(Membership):
 
     def speed(self, view: View, samples: float) -> None:
         """Report how many samples this worker computes per second in this view."""
-        self._control.speed(view.number, samples)
+        self._control.send(Speed(view.number, samples))
 
     def has_state(self, view: View) -> None:
         """Report that this worker, which lacked the state of training, has got it in this view."""
-        self._control.has_state(view.number)
+        self._control.send(HasState(view.number))
 
     def barrier(self) -> None:
         """Wait for all members. Raises JobLost, ViewChanged."""

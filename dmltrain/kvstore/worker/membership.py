@@ -27,7 +27,7 @@ class Membership:
         self._closed = False
         self._process = os.getpid()
         self._barriers = 0
-        self.changes = WorkerChanges(lambda message: self._control.tell(message))
+        self.changes = WorkerChanges(lambda message: self._control.send(message))
         self._routes: Routes | None = None  # until connected
         self._control = Control(
             environment, 0, self._end, exit_seconds, sharing.socket_name, self._handlers(), self._standing
@@ -55,11 +55,11 @@ class Membership:
 
     def took(self, seconds: float) -> None:
         """Report how long this worker computes in a step."""
-        self._control.tell(Took(seconds))
+        self._control.send(Took(seconds))
 
     def changed(self, number: int, now: str) -> None:
         """Report that the kvstore is `now` another."""
-        self._control.tell(Changed(number, now))
+        self._control.send(Changed(number, now))
 
     def watched(self, handle: Handle) -> Handle:
         """The handle; it fails immediately if the job is already lost."""
