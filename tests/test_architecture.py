@@ -54,8 +54,6 @@ LARGE = {  # classes with more methods, and how many they have: they may only sh
     "dmltrain/kvstore/worker/elastic_store.py ElasticKVStore": 47,
     "dmltrain/kvstore/worker/store.py DistKVStore": 40,
     "dmltrain/kvstore/worker/links/server_link.py ServerLink": 32,
-    "dmltrain/kvstore/scheduler/core.py SchedulerCore": 40,
-    "dmltrain/kvstore/scheduler/membership/views.py Views": 49,
     "dmltrain/api/state.py State": 33,
     "dmltrain/backends/mxnet/trainer.py MXNetTrainer": 31,
     "dmltrain/backends/torch/trainer.py TorchTrainer": 35,

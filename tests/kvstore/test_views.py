@@ -339,8 +339,8 @@ def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
     view = View(4, 7, ((0,), (1,), (2,)), (0, 1), joined=(1,), behind=(2,))
     views_ = Views(3, 2, 1)
     views_.resume(say.Enter(view), {}, {}, say.Ready(FACTS), (0, 1, 2))
-    assert views_.who_is_cut_off([link_lost(0, 1)]) == [("server", 1)]
-    assert views_.who_is_cut_off([link_lost(1, 1)]) == [worker(1)]
+    assert views_.roster.who_is_cut_off([link_lost(0, 1)]) == [("server", 1)]
+    assert views_.roster.who_is_cut_off([link_lost(1, 1)]) == [worker(1)]
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -868,7 +868,7 @@ def test_losses_while_the_job_waits_change_nothing_and_their_replacements_join_o
 
 def test_a_job_that_has_waited_in_vain_ends():
     core = waiting()
-    since = core._views._departures.since
+    since = core._views.roster.departures.since
     for second in range(4, 64):
         beat(core, second)
         actions = core.tick(float(second))

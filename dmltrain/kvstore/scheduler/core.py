@@ -17,14 +17,16 @@ An elastic job also goes on when its scheduler is lost, with another `incarnatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.actions import ALL, Action, Finish, Log, Send
 from dmltrain.kvstore.scheduler.changes import Changes
-from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
-from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED
+from dmltrain.kvstore.scheduler.ending import Ending
+from dmltrain.kvstore.scheduler.losses import Losses
+from dmltrain.kvstore.scheduler.lost_links import Node
+from dmltrain.kvstore.scheduler.membership.newcomers import differences
 from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.scheduler.peers import Barriers, Peer, Peers, StepTimes, name_of
 from dmltrain.kvstore.scheduler.reports import Leaves
@@ -50,7 +52,6 @@ from dmltrain.kvstore.transport.message import (
     Register,
     Rejoin,
     Release,
-    Shutdown,
     Speed,
     Start,
     Stops,
@@ -78,10 +79,11 @@ class SchedulerCore:
     restart_servers: int = 0  # how many replacements of lost servers such a job can get
     now: float = 0.0
     _resume: Resume | None = field(init=False)  # of a later incarnation, until the processes have come back
-    _peers: Peers = field(default_factory=Peers)
+    _peers: Peers = field(init=False)
     _barriers: Barriers = field(init=False)
-    _links: LostLinks = field(default_factory=LostLinks)
     _views: Views = field(init=False)
+    _ending: Ending = field(init=False)
+    _losses: Losses = field(init=False)
     _changes: Changes = field(init=False)
     _step_times: StepTimes = field(init=False)
     _first_start: Start | None = None  # for processes that join later: they must divide keys as all others did
@@ -90,13 +92,15 @@ class SchedulerCore:
     _began: float | None = None
     _logged: float = 0.0  # when missing processes were last logged
     _started: bool = False
-    _finished: bool = False
 
     def __post_init__(self) -> None:
         self._views = Views(
             self.num_workers, self.num_servers, self.elastic, self.wait_for_hosts, restarts=self.restart_servers
         )
-        self._barriers, self._changes = Barriers(self.num_workers), Changes(self.num_workers)
+        self._peers = Peers(self.num_workers, self.num_servers, self.max_workers if self.elastic else 0)
+        self._ending = Ending(self._views.roster.counts)
+        self._losses = Losses(self._peers, self._views, self._ending)
+        self._barriers, self._changes = Barriers(range(self.num_workers)), Changes(self.num_workers)
         self._step_times = StepTimes()
         resumes = self.incarnation > 1
         self._resume = (
@@ -105,7 +109,7 @@ class SchedulerCore:
 
     def handle(self, node: Node, message: Message, now: float) -> list[Action]:
         """A message from `node`, whose role and index the handshake has proved."""
-        if self._finished:
+        if self._ending.finished:
             return []
         self._advance(now)
         if isinstance(message, Superseded):
@@ -118,7 +122,8 @@ class SchedulerCore:
             if peer is None:
                 return [Refuse(f"{name_of(node)} has not registered")]
             peer.heard = now
-            if self._removed(node) or (self._views.has_left(node) and not isinstance(message, (Heartbeat, Bye))):
+            roster = self._views.roster
+            if roster.is_removed(node) or (roster.has_left(node) and not isinstance(message, (Heartbeat, Bye))):
                 return []
         if node[0] not in handler.senders or (handler.only_elastic and not self.elastic):
             return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
@@ -126,12 +131,11 @@ class SchedulerCore:
 
     def change(self, change: Change) -> list[Action]:
         """The user wants to change the job's kvstore."""
-        if self._finished:
+        if self._ending.finished:
             return []
         if self.elastic:
             return self._views.change(change)
-        finished = [worker for worker in range(self.num_workers) if self._peers.done(("worker", worker))]
-        return self._changes.ask(change, self._started, finished)
+        return self._changes.ask(change, self._started, self._peers.finished)
 
     def lost(self, node: Node, reason: str, now: float) -> list[Action]:
         """The connection to `node` has ended."""
@@ -140,30 +144,30 @@ class SchedulerCore:
             self._resume.lose(node, reason)
             return self._take_over_if(self._resume.complete)
         peer = self._peers.get(node)
-        if self._finished or peer is None or peer.left:
+        if self._ending.finished or peer is None or peer.left:
             return []
         self._advance(now)
-        return self._lose(node, f"{self._peers.describe(node)} was lost: {reason}")
+        return self._losses.lose(node, f"{self._peers.describe(node)} was lost: {reason}")
 
     def tick(self, now: float) -> list[Action]:
         """Check the time limits; call it a few times a second."""
         self._advance(now)
         if self._began is None:
             self._began = self._logged = now
-        if self._finished:
+        if self._ending.finished:
             return []
         if self._resume:
             return self._tick_resume(self._resume, now)
         for node, peer in self._peers.items():
             if not peer.left and now - peer.heard > self.lost_seconds:
-                return self._lose(
+                return self._losses.lose(
                     node,
                     f"{self._peers.describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
                     f"(frozen, stopped, or cut off: its address is {peer.registration.host}, and it reports to "
                     f"{self.place})",
                 )
-        if now >= self._links.due:
-            return self._judge_links()
+        if now >= self._ending.links.due:
+            return self._losses.judge_links()
         if not self._started:
             return self._tick_start(now)
         return self._tick_barriers(now) or self._tick_change(now) or self._views.tick()
@@ -177,9 +181,9 @@ class SchedulerCore:
 
     def _tick_start(self, now: float) -> list[Action]:
         assert self._began is not None
-        missing = ", ".join(name_of(node) for node in self._expected() if node not in self._peers)
+        missing = self._peers.missing
         if now - self._began > self.start_seconds:
-            return self._abort(
+            return self._ending.abort(
                 f"not registered after {now - self._began:.0f} s: {missing}; look at their logs, "
                 "or raise DMLTRAIN_START_TIMEOUT"
             )
@@ -193,7 +197,7 @@ class SchedulerCore:
         if barrier is None:
             return []
         missing = ", ".join(f"worker {worker}" for worker in sorted(barrier.missing))
-        return self._abort(
+        return self._ending.abort(
             f"barrier {barrier.name!r}: {missing} did not reach it within {now - barrier.since:.0f} s: "
             "look at its log, or set a longer time (DMLTRAIN_WAIT_TIMEOUT)"
         )
@@ -206,13 +210,13 @@ class SchedulerCore:
         self._changing_since = now if self._changing_since is None else self._changing_since
         if now - self._changing_since <= self.wait_seconds:
             return []
-        if self._views.waits_for_server:
-            return self._abort(
+        if self._views.roster.server_losses.waits:
+            return self._ending.abort(
                 f"no server is left, and no replacement has come within {now - self._changing_since:.0f} s "
                 "(DMLTRAIN_WAIT_TIMEOUT)"
             )
-        silent = ", ".join(f"worker {member}" for member in self._views.silent)
-        return self._abort(
+        silent = ", ".join(f"worker {member}" for member in sorted(self._views.flushing.behind))
+        return self._ending.abort(
             f"change of view: {silent} did not answer, or did not complete the op that others have, within "
             f"{now - self._changing_since:.0f} s: look at its log, or set a longer time (DMLTRAIN_WAIT_TIMEOUT)"
         )
@@ -228,7 +232,7 @@ class SchedulerCore:
         """A later incarnation decides from now on. No process needs a message about it: each finds it by itself."""
         if incarnation <= self.incarnation:
             return []
-        self._finished = True
+        self._ending.finished = True
         return [Finish(f"incarnation {incarnation} of the scheduler has taken over")]
 
     def _collect(self, resume: Resume, node: Node, message: Message) -> list[Action]:
@@ -240,7 +244,9 @@ class SchedulerCore:
     def _tick_resume(self, resume: Resume, now: float) -> list[Action]:
         assert self._began is not None
         if not resume.back and now - self._began > self.start_seconds:
-            return self._abort(f"no process of the job has come back to the scheduler within {now - self._began:.0f} s")
+            return self._ending.abort(
+                f"no process of the job has come back to the scheduler within {now - self._began:.0f} s"
+            )
         return self._take_over_if(now >= resume.due)
 
     def _take_over_if(self, complete: bool) -> list[Action]:
@@ -251,43 +257,34 @@ class SchedulerCore:
         resume, self._resume = self._resume, None
         assert resume is not None
         self._started = True
-        entered = resume.entered
-        if entered is None:
-            return self._abort(
-                "the scheduler was lost before all workers were ready for the first step: start the job again"
-            )
-        if resume.conflict:
-            return self._abort(
-                f"two schedulers have made view {entered.view.number} in different ways: start the job again from its "
-                "last checkpoint"
-            )
-        ready = [rejoin.ready[0] for rejoin in resume.back.values() if rejoin.ready]
-        if any(message.replay for message in ready):
-            return self._abort("a replay cannot go on when its scheduler is lost: start it again")
+        if why := resume.obstacle:
+            return self._ending.abort(why)
+        entered, roster = resume.entered, self._views.roster
+        assert entered is not None
         self._first_start = resume.start
-        for node in dict.fromkeys([*self._expected(), *resume.expected, *resume.back]):
+        for node in dict.fromkeys([*self._peers.expected, *resume.expected, *resume.back]):
             ended = node[0] == "worker" and node[1] in resume.finished
             self._peers[node] = Peer(resume.registration(node), self.now, ended, ended or node not in resume.back)
         missing = {node: f"{self._peers.describe(node)} {resume.absence(node)}" for node in resume.missing}
         lost = {node[1]: reason for node, reason in missing.items() if node[0] == "worker"}
         workers = [index for role, index in resume.back if role == "worker"]
-        changed = self._views.resume(entered, resume.finished, lost, (*ready, Ready())[0], workers)
+        changed = self._views.resume(entered, resume.finished, lost, (*resume.ready, Ready())[0], workers)
         back = f"incarnation {self.incarnation} of the scheduler goes on after view {entered.view.number}"
         actions: list[Action] = [Log(back), *(Log(f"{reason}; the job goes on without it") for reason in lost.values())]
         for node, rejoin in resume.back.items():
-            if self._removed(node):
-                actions += self._disconnect(
-                    node, f"{self._peers.describe(node)} was lost before", "removed from the job"
-                )
+            if roster.is_removed(node):
+                text = f"{self._peers.describe(node)} was lost before"
+                actions += self._losses.disconnect(node, text, "removed from the job")
             elif rejoin.entered != (entered,) and not self._peers[node].left:
                 actions.append(Send(node, entered))
-        if self._views.over:
-            return [*actions, *self._end()]
-        if self._views.too_few:
-            return [*actions, *self._abort("; ".join([*lost.values(), self._views.too_few]), better=True)]
+        if roster.over:
+            return [*actions, *self._ending.end()]
+        if roster.too_few:
+            return [*actions, *self._ending.abort("; ".join([*lost.values(), roster.too_few]), better=True)]
         actions += changed
         for node, reason in missing.items():
-            actions += [] if node[0] == "worker" or self._finished else self._remove_server(node, reason, is_here=False)
+            if node[0] == "server" and not self._ending.finished:
+                actions += self._losses.remove_server(node, reason, is_here=False)
         # A process that is refused here gets no answer now. It connects again, and gets the answer then.
         for node, message in resume.held:
             following = self.handle(node, message, self.now)
@@ -298,170 +295,53 @@ class SchedulerCore:
         """A process comes back whose connection to this scheduler was lost, or that is too late after a change of
         schedulers. It was removed, or will be when this scheduler notices the end of its connection. Only a worker that
         has finished, or left on purpose, is accepted: the job did not wait for it."""
-        view = self._views.entered
-        if view and self._views.has_left(node):
+        roster = self._views.roster
+        if roster.entered and roster.has_left(node):
             self._peers[node] = Peer(message.registration, self.now)
             knows = any(node[1] not in enter.view.members for enter in message.entered)
-            return [] if knows else [Send(node, view)]
-        if node[0] == "worker" and node[1] in self._views.finished:  # servers have said so, and nobody waits for it
+            return [] if knows else [Send(node, roster.entered)]
+        if node[0] == "worker" and node[1] in roster.finished:  # servers have said so, and nobody waits for it
             self._peers[node] = Peer(message.registration, self.now, done=True, left=True)
             return []
         return [Refuse(f"removed from the job: {name_of(node)} had lost its connection to {self.place}")]
 
-    # -- losses ---------------------------------------------------------------------------------------------------
-
-    def _lose(self, node: Node, reason: str) -> list[Action]:
-        """A process was lost: an elastic job goes on without it, any other ends."""
-        if self._views.has_left(node):
-            self._peers[node].left = True
-            self._links.forget(node)
-            return []
-        if node[0] == "worker" and node[1] in self._views.dismissed:
-            if self._views.needs(node[1]):
-                return self._abort(f"{reason}; {ALL_NEEDED}", better=True)
-            self._peers[node].left = True
-            self._links.forget(node)
-            return []
-        if self._views.is_joining(node):
-            return self._drop_newcomer(node, reason)
-        if self._views.survives(node):
-            return self._remove(node, reason) if node[0] == "worker" else self._remove_server(node, reason)
-        return self._abort(reason, self._causes.concern(node, self._peers.host))
-
-    def _failed(self, node: Node, message: Failed) -> list[Action]:
-        """A worker ends by an error of its own; the end of its link follows."""
-        if self._views.survives(node):
-            self._views.failed[node[1]] = message.done + 1
-        elif not self._views.is_joining(node):
-            return []
-        return self._lose(node, f"{self._peers.describe(node)} failed: {message.error}")
-
-    def _remove(self, node: Node, reason: str) -> list[Action]:
-        """Go on without this worker."""
-        changed = self._views.member_lost(node[1], reason)
-        goes_on = "" if self._views.over or self._views.too_few else "; the job goes on without it"
-        actions = self._disconnect(node, f"{reason}{goes_on}", f"removed from the job: {reason}")
-        if self._views.over:
-            return [*actions, *self._end_all()]
-        if self._views.too_few:
-            return [*actions, *self._abort(f"{reason}; {self._views.too_few}", better=True)]
-        return actions + changed
-
-    def _remove_server(self, node: Node, reason: str, is_here: bool = True) -> list[Action]:
-        """Go on without this server. `is_here`: whether the connection of this role and index is the lost server's; it
-        may be that of its replacement."""
-        changed = self._views.server_lost(node[1], reason)
-        waits = "no server is left, and the job waits for a replacement"
-        goes_on = waits if self._views.waits_for_server else "the job goes on without it"
-        stuck = self._views.stuck
-        parted = self._disconnect(node, reason if stuck else f"{reason}; {goes_on}", f"removed from the job: {reason}")
-        actions = parted if is_here else parted[:1]
-        return [*actions, *(self._abort(f"{reason}; {stuck}", True) if stuck else changed)]
-
-    def _unless_stuck(self, actions: list[Action]) -> list[Action]:
-        """`actions`, or the end of the job if it cannot go on without the servers that were lost."""
-        return self._abort(f"a server was lost: {stuck}") if (stuck := self._views.stuck) else actions
-
-    def _drop_newcomer(self, node: Node, reason: str) -> list[Action]:
-        """Go on without a process that registered to join and is in no view yet."""
-        if node[0] == "worker" and self._views.needs(node[1]):
-            return self._abort(f"{reason}; {ALL_NEEDED}", better=True)
-        self._views.newcomer_lost(node)
-        return self._unless_stuck(
-            self._disconnect(node, f"{reason}, before it had joined", f"did not join the job: {reason}")
-        )
-
-    def _disconnect(self, node: Node, log: str, reason: str) -> list[Action]:
-        """End the connection to a process that the job goes on without."""
-        self._peers[node].left = True
-        self._links.forget(node)
-        return [Log(log), Send(node, Abort(reason)), Cut(node)]
-
-    @property
-    def _causes(self) -> LostLinks:
-        """The lost links that still count. Those with an end that has left the job since are forgotten."""
-        self._links.keep(self._is_relevant)
-        return self._links
-
-    def _is_relevant(self, lost: LinkLost) -> bool:
-        """Whether this lost link counts: both ends are processes of the job, or its own end is about to join."""
-        own, ends = process(lost.own), (process(lost.own), process(lost.peer))
-        if any(self._removed(end) for end in ends) or self._is_of_another(lost):
-            return False
-        return self._views.is_joining(own) or not any(map(self._is_no_member, ends))
-
-    def _is_of_another(self, lost: LinkLost) -> bool:
-        """Whether a worker's lost link was to a server that this view has replaced."""
-        view, (role, number) = self._views.view, process(lost.peer)
-        is_new = view is not None and role == "server" and number in view.joined_servers
-        return is_new and view is not None and lost.view < view.number
-
-    def _judge_links(self) -> list[Action]:
-        """No better cause than the lost links was found in time."""
-        if not self._views.view:
-            return self._abort(str(self._links.cause))
-        links, actions = self._causes.all, list[Action]()
-        for node in self._views.who_is_cut_off(links):
-            if not self._finished and (self._views.is_joining(node) or not self._is_no_member(node)):
-                cause = next(str(link) for link in links if node in (process(link.own), process(link.peer)))
-                actions += self._lose(node, cause)
-        return actions
-
-    def _removed(self, node: Node) -> bool:
-        """Whether an elastic job has gone on without this process."""
-        if node[0] == "server":
-            return self._views.view is not None and self._views.is_lost(node[1])
-        return node[1] in self._views.removed
-
-    def _is_no_member(self, node: Node) -> bool:
-        """Whether this process is no member of the present view. Its lost links mean nothing then: they may even be
-        those of an earlier process with this role and index."""
-        if self._views.view is None:
-            return self._removed(node)
-        if node[0] != "worker":
-            return node[1] in self._views.lost_servers
-        views, member = self._views, node[1]
-        return member not in views.present and (member not in views.dismissed or views.has_left(node))
-
     # -- registration, barriers, the end --------------------------------------------------------------------------
 
     def _ready(self, member: int, message: Ready) -> list[Action]:
-        node, views = ("worker", member), self._views
-        if views.is_joining(node) and views.view is None:
+        node, roster = ("worker", member), self._views.roster
+        if roster.is_joining(node) and roster.view is None:
             self._early[member] = message
             return []
-        if views.is_joining(node) and (found := views.differences(message.facts)):
-            return self._drop_newcomer(
-                node, f"{self._peers.describe(node)} is not like the job's other workers: {found}"
-            )
-        actions = views.ready(
-            member, message, self._peers.hosts(self.num_workers if views.view is None else self.ranks)
-        )
-        while self._early and views.view:
+        if roster.is_joining(node) and (found := differences(self._views.facts, message.facts)):
+            text = f"{self._peers.describe(node)} is not like the job's other workers: {found}"
+            return self._losses.drop_newcomer(node, text)
+        ranks = self.num_workers if roster.view is None else self._peers.ranks
+        actions = self._views.ready(member, message, self._peers.hosts(ranks))
+        while self._early and roster.view:
             rank, early = self._early.popitem()
-            actions += self._ready(rank, early) if views.is_joining(("worker", rank)) else []
+            actions += self._ready(rank, early) if roster.is_joining(("worker", rank)) else []
         return actions
 
     def _register(self, node: Node, message: Register) -> list[Action]:
-        is_new = self._may_come_later(node) and node not in self._peers
-        if node not in self._expected() and not self._may_come_later(node):
+        is_new = self._peers.may_come_later(node) and node not in self._peers
+        if node not in self._peers.expected and not self._peers.may_come_later(node):
             return [
                 Refuse(
                     f"{name_of(node)} is not part of this job of {self.num_workers} workers "
                     f"and {self.num_servers} servers"
                 )
             ]
-        before = self._peers.get(node)
-        is_free = self._removed(node) or (self._views.has_left(node) and bool(before and before.left))
+        before, roster = self._peers.get(node), self._views.roster
+        is_free = roster.is_removed(node) or (roster.has_left(node) and bool(before and before.left))
         if is_new or (is_free and before):
             return self._accept_newcomer(node, message, "to join" if is_new else "as a replacement")
         if node in self._peers:
             host_name = self._peers[node].registration.host_name
             return [Refuse(f"{name_of(node)} is already registered, from host {host_name}")]
         self._peers[node] = Peer(message, self.now)
-        if any(other not in self._peers for other in self._expected()):
+        if self._peers.missing:
             return []
-        self._started, self._first_start = True, self._peers.start(self.num_workers, self.num_servers, self.facts)
+        self._started, self._first_start = True, self._peers.start(self.facts)
         return [
             Send(ALL, self._first_start),
             Log(f"all registered: {self.num_workers} workers, {self.num_servers} servers"),
@@ -470,87 +350,55 @@ class SchedulerCore:
     def _accept_newcomer(self, node: Node, message: Register, how: str) -> list[Action]:
         """Accept a process in addition to those of the start, or as a replacement. The job may not have begun yet."""
         self._peers[node] = Peer(message, self.now)
-        changed: list[Action] = []
+        roster, changed = self._views.roster, list[Action]()
         if node[0] == "worker":
-            self._views.newcomer_registered(node[1])
+            roster.newcomer_registered(node[1])
         else:
             changed = self._views.server_registered(node[1], self._peers.address(node[1]))
-        views = self._views
-        start = self._first_start and replace(self._first_start, lost=views.lost_servers, new_servers=views.new_servers)
+        new = roster.server_losses.new
+        start = self._first_start and replace(self._first_start, lost=roster.lost_servers, new_servers=new)
         sends = [Send(node, start)] if start else []  # else it comes for all
-        return self._unless_stuck([*sends, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
-
-    def _may_come_later(self, node: Node) -> bool:
-        """Whether a process with this rank may come in addition to those of the start."""
-        return node[0] == "worker" and bool(self.elastic) and self.num_workers <= node[1] < self.ranks
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks that workers can have."""
-        return max(self.num_workers, self.max_workers)
+        return self._losses.unless_stuck([*sends, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
 
     def _barrier(self, node: Node, message: Barrier) -> list[Action]:
         if message.view:
-            return self._views.barrier(node[1], message) or self._abort_if_barrier_hangs()
+            return self._views.barrier(node[1], message) or self._unless_hanging(self._views.why_hanging, [])
         barrier = self._barriers.reach(message.id, node[1], self.now)
-        if gone := [worker for worker in sorted(barrier.missing) if self._peers.done(("worker", worker))]:
-            return self._abort(f"barrier {barrier.name!r}: worker {gone[0]} has finished and will not reach it")
-        if barrier.missing:
-            return []
-        return [Send(("worker", w), Release(barrier.name)) for w in range(self.num_workers)]
+        released = [] if barrier.missing else [Send(worker, Release(barrier.name)) for worker in self._peers.of_workers]
+        return self._unless_hanging(self._barriers.why_hanging(self._peers.finished), released)
 
-    def _abort_if_barrier_hangs(self) -> list[Action]:
-        """End the job if a barrier of an elastic job can never be complete: that is a fault of the program."""
-        if waits := self._views.hanging_barrier():
-            return self._abort(f"barrier {waits[0]!r}: worker {waits[1]} has finished and will not reach it")
-        return []
+    def _unless_hanging(self, why: str, actions: Sequence[Action]) -> list[Action]:
+        """`actions`, or the end of the job if a barrier can never be complete: that is a fault of the program."""
+        return self._ending.abort(why) if why else [*actions]
 
     def _bye(self, node: Node, message: Bye) -> list[Action]:
+        roster, is_worker = self._views.roster, node[0] == "worker"
         self._peers[node].done, self._peers[node].left = True, not message.stays
-        if self._views.has_left(node):
-            self._links.forget(node)
+        if roster.has_left(node):
+            self._ending.links.forget(node)
             return []
-        if self._views.is_joining(node):
-            return self._drop_newcomer(node, f"{self._peers.describe(node)} has left")
-        if node[0] == "worker" and self._views.view:
-            self._links.forget(node)
-            changed = (
-                self._unless_stuck(self._views.member_finished(node[1], message.done)) + self._abort_if_barrier_hangs()
-            )
-            return changed if self._views.present or self._finished else self._end_all()
-        if node[0] == "worker" and (barrier := self._barriers.waiting_for(node[1])):
-            return self._abort(f"barrier {barrier.name!r}: {name_of(node)} has finished and will not reach it")
-        actions = self._changes.left(node[1]) if node[0] == "worker" else []
-        if not all(self._peers.done(("worker", w)) for w in range(self.num_workers)):
+        if roster.is_joining(node):
+            return self._losses.drop_newcomer(node, f"{self._peers.describe(node)} has left")
+        if is_worker and roster.view:
+            self._ending.links.forget(node)
+            changed = self._losses.unless_stuck(self._views.member_finished(node[1], message.done))
+            changed += self._unless_hanging(self._views.why_hanging, [])
+            return changed if roster.present or self._ending.finished else self._losses.end_all()
+        if is_worker and (why := self._barriers.why_hanging([node[1]])):
+            return self._ending.abort(why)
+        actions = self._changes.left(node[1]) if is_worker else []
+        if len(self._peers.finished) < self.num_workers:
             stays = [Log(f"{name_of(node)} has finished, and still sums for its host")] if message.stays else []
             return [*actions, *stays]
-        return [*actions, *self._end()]
-
-    def _end_all(self) -> list[Action]:
-        """No worker is left: the job has ended, as planned or with too few workers."""
-        return self._abort(self._views.ends, better=True) if self._views.ends else self._end()
-
-    def _end(self) -> list[Action]:
-        self._finished = True
-        return [Send(ALL, Shutdown()), Finish()]
-
-    def _abort(self, reason: str, better: bool = False) -> list[Action]:
-        """End the job. `better`: whether `reason` is a better cause than a lost link, if one was reported."""
-        self._finished = True
-        if self._causes and not better:
-            reason = str(self._causes.cause)
-        return [Send(ALL, Abort(reason)), Finish(reason)]
-
-    def _expected(self) -> list[Node]:
-        return [("server", s) for s in range(self.num_servers)] + [("worker", w) for w in range(self.num_workers)]
+        return [*actions, *self._ending.end()]
 
 
 def _aborted(core: SchedulerCore, node: Node, message: Abort) -> list[Action]:
     """A process ends the job, or, before it has joined, only itself."""
     reason = f"{core._peers.describe(node)}: {message.reason}"
-    if core._views.is_joining(node):
-        return core._drop_newcomer(node, reason)
-    return core._abort(reason, better=core._causes.concern(node))
+    if core._views.roster.is_joining(node):
+        return core._losses.drop_newcomer(node, reason)
+    return core._ending.abort(reason, better=core._ending.causes.concern(node))
 
 
 def _leaving(core: SchedulerCore, node: Node, message: Leaving) -> list[Action]:
@@ -562,13 +410,13 @@ def _leaving(core: SchedulerCore, node: Node, message: Leaving) -> list[Action]:
 
 
 def _took(core: SchedulerCore, node: Node, message: Took) -> list[Action]:
-    workers = core._views.present if core.elastic else range(core.num_workers)
+    workers = core._views.roster.present if core.elastic else range(core.num_workers)
     return core._step_times.take(node[1], message.seconds, workers)
 
 
 def _link_lost(core: SchedulerCore, node: Node, lost: LinkLost) -> list[Action]:
-    if core._is_relevant(lost):
-        core._links.add(lost, core.now)
+    if core._views.roster.counts(lost):
+        core._ending.links.add(lost, core.now)
     return []
 
 
@@ -617,14 +465,19 @@ HANDLERS: Mapping[type[Message], Handler] = {
     Overdue: Handler(
         ALL_ROLES,
         "ends the job",
-        lambda core, node, message: core._abort(f"{core._peers.describe(node)}: {message.reason}"),
+        lambda core, node, message: core._ending.abort(f"{core._peers.describe(node)}: {message.reason}"),
     ),
     LinkLost: Handler(
         ALL_ROLES,
         "waits for a better cause; then ends the job, or goes on without the process that is cut off",
         _link_lost,
     ),
-    Failed: Handler(WORKER, "goes on without the worker", SchedulerCore._failed, only_elastic=True),
+    Failed: Handler(
+        WORKER,
+        "goes on without the worker",
+        lambda core, node, message: core._losses.failed(node, message.error, message.done + 1),
+        only_elastic=True,
+    ),
     Ready: Handler(
         WORKER,
         "begins view 1 when all are ready; lets a newcomer join if its facts are those of the others",
@@ -634,7 +487,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     Flushed: Handler(
         WORKER,
         "begins the next view when all members have said so",
-        lambda core, node, message: core._unless_stuck(core._views.flushed(node[1], message)),
+        lambda core, node, message: core._losses.unless_stuck(core._views.flushed(node[1], message)),
         only_elastic=True,
     ),
     Admit: Handler(
@@ -653,7 +506,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     HasState: Handler(
         WORKER,
         "notes that the worker can give the state to others",
-        lambda core, node, message: core._views.has_state(node[1], message),
+        lambda core, node, message: core._views.roster.has_state(node[1], message),
         only_elastic=True,
     ),
     Left: Handler(SERVER, "nothing: the worker says `bye`; see [Another scheduler](#another-scheduler)", _nothing),

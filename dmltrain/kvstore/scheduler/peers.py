@@ -5,7 +5,7 @@ the workers have reached, and which worker computes longest. Pure.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,36 @@ class Peer:
 
 
 class Peers(dict[Node, Peer]):
+    """Those of a job that starts with so many `workers` and `servers`. In an elastic job, workers with ranks below
+    `ranks` may come in addition."""
+
+    def __init__(self, workers: int, servers: int, ranks: int) -> None:
+        self.workers, self.servers, self.ranks = workers, servers, max(workers, ranks)
+
+    @property
+    def expected(self) -> list[Node]:
+        """The processes of the start."""
+        return [*(("server", number) for number in range(self.servers)), *self.of_workers]
+
+    @property
+    def of_workers(self) -> list[Node]:
+        """The workers of the start."""
+        return [("worker", rank) for rank in range(self.workers)]
+
+    @property
+    def missing(self) -> str:
+        """The names of the processes of the start that have not registered."""
+        return ", ".join(name_of(node) for node in self.expected if node not in self)
+
+    @property
+    def finished(self) -> list[int]:
+        """The workers of the start that have finished."""
+        return [rank for role, rank in self.of_workers if self.done((role, rank))]
+
+    def may_come_later(self, node: Node) -> bool:
+        """Whether a process with this rank may come in addition to those of the start."""
+        return node[0] == "worker" and self.workers <= node[1] < self.ranks
+
     def done(self, node: Node) -> bool:
         return node in self and self[node].done
 
@@ -51,11 +81,11 @@ class Peers(dict[Node, Peer]):
             registration.host, registration.port, registration.socket_name, registration.host_id, registration.host_name
         )
 
-    def start(self, workers: int, servers: int, facts: Mapping[str, Any]) -> Start:
-        """The message to all processes when `workers` workers and `servers` servers have registered."""
-        registered = [self["worker", number].registration for number in range(workers)]
+    def start(self, facts: Mapping[str, Any]) -> Start:
+        """The message to all processes when those of the start have registered."""
+        registered = [self[node].registration for node in self.of_workers]
         return Start(
-            tuple(self.address(number) for number in range(servers)),
+            tuple(self.address(number) for number in range(self.servers)),
             tuple(
                 WorkerAddress(registration.socket_name, registration.host_id, registration.host_name)
                 for registration in registered
@@ -77,15 +107,15 @@ class OpenBarrier:
 
 @dataclass
 class Barriers:
-    """The barriers of `workers` workers, in a job that is not elastic. A barrier is open from the moment at which the
+    """The barriers of these workers: all, or the members of a view. A barrier is open from the moment at which the
     first worker reaches it until the last one does."""
 
-    workers: int
+    workers: Collection[int]
     _open: dict[str, OpenBarrier] = field(default_factory=dict)
 
     def reach(self, name: str, worker: int, now: float) -> OpenBarrier:
         """A worker reaches this barrier. The barrier is complete if no worker is `missing` in the result."""
-        barrier = self._open.setdefault(name, OpenBarrier(name, now, set(range(self.workers))))
+        barrier = self._open.setdefault(name, OpenBarrier(name, now, set(self.workers)))
         barrier.missing.discard(worker)
         if not barrier.missing:
             del self._open[name]
@@ -95,9 +125,12 @@ class Barriers:
         """A barrier that was opened before `since`, if any."""
         return next((barrier for barrier in self._open.values() if barrier.since < since), None)
 
-    def waiting_for(self, worker: int) -> OpenBarrier | None:
-        """An open barrier that this worker has not reached, if any."""
-        return next((barrier for barrier in self._open.values() if worker in barrier.missing), None)
+    def why_hanging(self, finished: Collection[int]) -> str:
+        """Why an open barrier can never be complete, if these workers have finished; empty if all can be."""
+        for barrier in self._open.values():
+            for worker in sorted(barrier.missing.intersection(finished)):
+                return f"barrier {barrier.name!r}: worker {worker} has finished and will not reach it"
+        return ""
 
 
 class StepTimes:

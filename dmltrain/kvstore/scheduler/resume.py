@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field
 
 from dmltrain.kvstore.scheduler.lost_links import Node, process
-from dmltrain.kvstore.transport.message import Enter, Left, LinkLost, Message, Register, Rejoin, Start
+from dmltrain.kvstore.transport.message import Enter, Left, LinkLost, Message, Ready, Register, Rejoin, Start
 from dmltrain.kvstore.view import View
 
 
@@ -66,10 +66,23 @@ class Resume:
         return self.entered.view if self.entered else None
 
     @property
-    def conflict(self) -> bool:
-        """Whether two processes were told different views of the highest number."""
+    def ready(self) -> list[Ready]:
+        """What the workers that have come back have said when they were ready."""
+        return [rejoin.ready[0] for rejoin in self.back.values() if rejoin.ready]
+
+    @property
+    def obstacle(self) -> str:
+        """Why the job cannot go on after its scheduler was lost; empty if it can."""
         views = [enter.view for rejoin in self.back.values() for enter in rejoin.entered]
-        return any(view.number == self.view.number and view != self.view for view in views) if self.view else False
+        if self.view is None:
+            return "the scheduler was lost before all workers were ready for the first step: start the job again"
+        if any(view.number == self.view.number and view != self.view for view in views):
+            return (
+                f"two schedulers have made view {self.view.number} in different ways: start the job again from its "
+                "last checkpoint"
+            )
+        replayed = any(message.replay for message in self.ready)
+        return "a replay cannot go on when its scheduler is lost: start it again" if replayed else ""
 
     @property
     def finished(self) -> dict[int, int]:

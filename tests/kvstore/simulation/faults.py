@@ -169,7 +169,7 @@ class Faults:
         server = self.chance.choice(alive)
         kind = self.chance.choice(["kill", "kill", "with a worker", "freeze", "pause", "isolate"])
         connected = [worker for worker in self.workers if not worker.ended and worker.node not in self.doomed]
-        members = len(self.scheduler._views.present) + len(self.scheduler._views.finished)
+        members = len(self.scheduler._views.roster.present) + len(self.scheduler._views.roster.finished)
         newcomers = any(each.lacks_state for each in connected)
         others = any(worker.node in self.doomed and not (worker.ended or worker.is_cut) for worker in self.workers)
         if kind == "isolate" and (self.cut or newcomers or others or self.faults or 2 * len(connected) <= members):
@@ -217,7 +217,7 @@ class Faults:
         """The workers of which the launcher knows that they are lost."""
         resume = self.scheduler._resume
         if resume is None:
-            return sorted(self.scheduler._views.removed)
+            return sorted(self.scheduler._views.roster.removed)
         lost = [worker for worker in self.workers if worker.node in self.dead and not worker.ended]
         known = {*resume.back, *(node for node, _ in resume.held)}  # the end of their links comes first
         return sorted(each.member for each in lost if each.node not in known)
@@ -226,7 +226,11 @@ class Faults:
         """Like `replaceable`."""
         resume = self.scheduler._resume
         if resume is None:
-            return [server.number for server in self.servers if self.scheduler._views.is_lost(server.number)]
+            return [
+                server.number
+                for server in self.servers
+                if self.scheduler._views.roster.is_removed(("server", server.number))
+            ]
         known = {*resume.back, *(node for node, _ in resume.held)}
         return [server.number for server in self.servers if server.node in self.dead and server.node not in known]
 

@@ -141,7 +141,7 @@ class World(Faults, Invariants):
         lost = [node for node in self.dead if node[0] != "scheduler" and self.chance.random() < 0.7]
         core = SchedulerCore(job.workers, job.servers, incarnation=number, lost_before=frozenset(lost), **limits)
         if "who has the state" in self.mutations:
-            core._views._members_without_state = lambda view: set(view.members)
+            core._views.roster._members_without_state = lambda view: set(view.members)
         self.schedulers[number] = core
         core.tick(self.now)
 
@@ -238,8 +238,8 @@ class World(Faults, Invariants):
         core = self.schedulers[number]
         resumed = core.resuming
         actions = event()
-        if resumed and not core.resuming and core._views.view:
-            for each in [view for view in self.views if view > core._views.view.number]:
+        if resumed and not core.resuming and core._views.roster.view:
+            for each in [view for view in self.views if view > core._views.roster.view.number]:
                 self.excused |= {("worker", member) for member in self.views.pop(each).joined}
         self.act(actions, number, origin)
 

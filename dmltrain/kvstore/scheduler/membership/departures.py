@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from dmltrain.kvstore.transport.message import Enter
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -64,8 +66,27 @@ class Departures:
         """Whether a moment between two rounds is needed."""
         return bool(self.notices) or self.since is not None
 
-    def observe(self, count: int, now: float) -> str:
-        """A view begins with `count` workers. Returns the text for the log, or empty."""
+    def too_few(self, count: int) -> str:
+        """Why the job cannot go on after a loss with `count` workers, or empty."""
+        if count and (count >= self.minimum or self.patience or self.ends):
+            return ""
+        left = "no worker is left" if not count else f"{count} worker{'s are' if count > 1 else ' is'} left"
+        return f"{left}, and --min-workers is {self.minimum}"
+
+    def resume(self, entered: Enter) -> None:
+        """Take over from a lost scheduler, in the view of this message."""
+        self.gone, self.holding, self.ends = set(entered.departed), entered.holds, entered.ends
+
+    def begin(self, decision: Decision, count: int, now: float) -> list[str]:
+        """A view begins with this decision, and with `count` workers. Returns the texts for the log."""
+        for member in decision.leaves:
+            self.forget(member)
+        self.gone |= decision.leaves.keys()
+        ending = f"the job ends: {decision.ends}" if decision.ends and not self.ends else ""
+        self.holding, self.ends = decision.holds, decision.ends
+        return [text for text in (ending, self._observe(count, now)) if text]
+
+    def _observe(self, count: int, now: float) -> str:
         if count >= self.minimum or not self.patience or self.ends:
             self.since = None
             return ""

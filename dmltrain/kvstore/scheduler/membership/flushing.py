@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from dmltrain.kvstore.scheduler.membership.roster import Roster
 
 NOTHING = -1  # permission of a flush
 
@@ -14,6 +15,7 @@ class Flushing:
     as it has reported in this turn, or at the planned end of a view. `permitted`: the members that may recognise the
     target."""
 
+    roster: Roster
     active: bool = False
     turn: int = 0
     reports: dict[int, int] = field(default_factory=dict)
@@ -36,17 +38,23 @@ class Flushing:
         """Whether a report of this turn counts. Turn 0: the report at the planned end of a view, sent unasked."""
         return turn == (self.turn if self.active else 0)
 
-    def complete(self, members: Collection[int]) -> bool:
-        """Whether all of these have reported."""
-        return set(members) <= self.reports.keys()
+    @property
+    def complete(self) -> bool:
+        """Whether all present members have reported."""
+        return self.roster.present <= self.reports.keys()
 
-    def highest(self, members: Collection[int]) -> int:
-        """The last op that one of these members holds, as far as is known."""
-        return max((done for member, done in self.reports.items() if member in members), default=0)
+    @property
+    def target(self) -> int:
+        """The last op that any present or finished member holds, as far as is known."""
+        base = self.roster.view.base if self.roster.view else 0
+        held = (done for member, done in self.reports.items() if member in self.roster.present)
+        return max([base, *held, *self.roster.finished.values()])
 
-    def behind(self, members: Collection[int], op: int) -> set[int]:
-        """The members that do not hold this op, as far as is known."""
-        return {member for member in members if self.reports.get(member, NOTHING) < op}
+    @property
+    def behind(self) -> set[int]:
+        """The present members that do not hold the target, as far as is known."""
+        target = self.target
+        return {member for member in self.roster.present if self.reports.get(member, NOTHING) < target}
 
     def permit(self, members: set[int]) -> list[int]:
         """Permit these members to recognise the target. Returns those that have not been told yet."""

@@ -6,8 +6,9 @@ view, and the newcomers that wait at that moment are in the next view (views.py)
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dmltrain.kvstore.view import View
 
@@ -65,3 +66,9 @@ class Newcomers:
         for member in view.joined:
             self.waiting.pop(member, None)
         self.admitted, self.admitter = {}, None
+
+
+def differences(job: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """How the facts of a newcomer differ from those of the job; empty if they do not."""
+    names = sorted(name for name in {*job, *facts} if job.get(name) != facts.get(name))
+    return ", ".join(f"{name} {facts.get(name)!s:.80} (the job: {job.get(name)!s:.80})" for name in names)
