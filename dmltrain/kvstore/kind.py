@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.view import View
@@ -26,6 +27,24 @@ class KVStoreKind:
         if staleness >= 0 or wanted is not self.type:
             return KVStoreKind(wanted, wanted.bound(staleness if staleness >= 0 else None))
         return self
+
+    def refusal(self, kv_store: str, staleness: float, why_fixed: str, elastic: bool = False) -> str:
+        """Why a job with this kind cannot have another one after a change; empty if it can. For the values see
+        message.Change. `why_fixed`: why it cannot change between types whose workers make each step together and
+        others."""
+        try:
+            wanted = self.changed(kv_store, staleness)
+        except UserError as error:
+            return str(error)
+        if wanted == self:
+            return f"{self} is what the job has already"
+        able = types.names(lambda type_: type_.distributed and "servers" in type_.optimizer_on)
+        if wanted.type.name not in able:
+            why = (
+                ": an elastic job can change to" if elastic else " does not run the optimizer on the servers: expected"
+            )
+            return f"kv_store={wanted.type.name}{why} {' or '.join(able)}"
+        return why_fixed if wanted.type.synchronous != self.type.synchronous else ""
 
     def in_view(self, view: View) -> View:
         """This view with a kvstore of this kind."""

@@ -13,8 +13,8 @@ import pytest
 
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import KVStoreKind
-from dmltrain.kvstore.scheduler.actions import Log, Send
-from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, Changes
+from dmltrain.kvstore.scheduler.actions import AGENT, Log, Send
+from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, AfterStep
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.peers import StepTimes
 from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, Told
@@ -66,7 +66,7 @@ class Worker:
         self.made, self.pulled = 0, []
         self.changed = []  # (after which step, of which kind then)
         self.changes = changes.WorkerChanges(job.to_scheduler[rank].append)
-        self.changes.follow(lambda wanted: changes.refusal(self.kind, wanted, False, False))
+        self.changes.follow(lambda wanted: self.kind.refusal(wanted.kv_store, wanted.staleness, ""))
         self.thread, self.can_go_on = self.train(), always
 
     def gradient(self, step):
@@ -125,7 +125,7 @@ class Job:
         count, first = self.chance.randint(1, 4), kind(*self.chance.choice(KINDS))
         self.first = first
         self.servers = [Server(count, first) for _ in range(self.chance.randint(1, 2))]
-        self.scheduler, self.log = Changes(count), []
+        self.scheduler, self.log = AfterStep(count), []
         self.to_scheduler = [deque() for _ in range(count)]
         self.workers = [Worker(self, rank, first) for rank in range(count)]
         self.arrived, self.ended = Counter(), []
@@ -157,7 +157,7 @@ class Job:
     def ask(self):
         self.asked += 1
         name, staleness = self.chance.choice([*KINDS, ("", 1.0), ("", -1.0), ("dist_local", -1.0), ("sync", -1.0)])
-        self.log += self.scheduler.ask(change(self.asked, name, staleness), True, self.ended)
+        self.log += self.scheduler.ask(change(self.asked, name, staleness), False, bool(self.ended))
         self.deliver()
 
     def events(self):
@@ -288,7 +288,8 @@ SSP, SYNC = kind("dist_ssp", 4.0), kind("dist_sync")
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(now, wanted, without, said):
-    assert re.search(said, changes.refusal(now, wanted, "compressed" in without, "relays" in without))
+    fixed = changes.why_fixed("compressed" in without, "relays" in without)
+    assert re.search(said, now.refusal(wanted.kv_store, wanted.staleness, fixed))
 
 
 def test_a_change_without_a_bound_has_that_of_the_type():
@@ -304,22 +305,22 @@ def test_a_program_that_makes_no_steps_on_servers_is_refused():
     assert not found.step_made()
 
 
-@pytest.mark.parametrize("why, arguments", [(STARTING, (False, ())), (ENDING, (True, (1,)))])
+@pytest.mark.parametrize("why, arguments", [(STARTING, (True, False)), (ENDING, (False, True))])
 def test_what_is_asked_while_nothing_can_change_is_refused_at_once(why, arguments):
-    found = Changes(2).ask(change(3), *arguments)
+    found = AfterStep(2).ask(change(3), *arguments)
     refused = Log(f"change 3 is refused: {why}", Told(3, REFUSED, why))
     assert found == [Log("change 3 is asked for by a test", Told(3, ASKED)), refused]
 
 
 def test_one_change_at_a_time():
-    scheduler = Changes(1)
-    scheduler.ask(change(1), True, ())
-    assert "change 2 is refused: change 1 is not made yet" in scheduler.ask(change(2), True, ())[1].text
+    scheduler = AfterStep(1)
+    scheduler.ask(change(1), False, False)
+    assert "change 2 is refused: change 1 is not made yet" in scheduler.ask(change(2), False, False)[1].text
     scheduler.take(0, Stops(1, 5))
     [made] = scheduler.take(0, Changed(1, "kv_store=dist_async"))
     told = Told(1, MADE, "kv_store=dist_async", "after step 5")
     assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async", told)
-    assert len(scheduler.ask(change(3), True, ())) == 2
+    assert len(scheduler.ask(change(3), False, False)) == 2
 
 
 def registered(workers):
@@ -332,7 +333,7 @@ def registered(workers):
 
 def test_a_worker_that_finishes_ends_the_change():
     core = registered(2)
-    core.change(change(1))
+    core.handle(AGENT, change(1), 0.0)
     core.handle(("worker", 0), Stops(1, 9), 0.0)
     found = core.handle(("worker", 1), Bye(), 0.0)
     assert Send(("worker", 0), change(1, after=CANCELLED)) in found

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.actions import AGENT, ALL, Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.scheduler.membership.views import Views
@@ -702,7 +702,7 @@ def of_kind(kvstore, staleness=0.0, fixed="", replay=(), **settings):
 
 
 def ask(core, kv_store, staleness=-1.0, number=1):
-    return core.change(say.Change(number, kv_store, staleness, "me"))
+    return core.handle(AGENT, say.Change(number, kv_store, staleness, "me"), 2.0)
 
 
 def logged(actions):

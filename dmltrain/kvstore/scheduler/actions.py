@@ -9,6 +9,7 @@ from dmltrain.kvstore.scheduler.reports import Report
 from dmltrain.kvstore.transport.message import Message, Refuse
 
 ALL: Node = ("all", 0)
+AGENT: Node = ("agent", 0)  # who has started the scheduler
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dmltrain.kvstore.scheduler.actions import ALL, Action, Finish, Log, Send
-from dmltrain.kvstore.scheduler.changes import Changes
+from dmltrain.kvstore.scheduler.actions import AGENT, ALL, Action, Finish, Log, Send
+from dmltrain.kvstore.scheduler.changes import AfterStep
 from dmltrain.kvstore.scheduler.ending import Ending
 from dmltrain.kvstore.scheduler.losses import Losses
 from dmltrain.kvstore.scheduler.lost_links import Node
@@ -84,7 +84,7 @@ class SchedulerCore:
     _views: Views = field(init=False)
     _ending: Ending = field(init=False)
     _losses: Losses = field(init=False)
-    _changes: Changes = field(init=False)
+    _after_step: AfterStep = field(init=False)
     _step_times: StepTimes = field(init=False)
     _first_start: Start | None = None  # for processes that join later: they must divide keys as all others did
     _early: dict[int, Ready] = field(default_factory=dict)  # of workers that are ready to join before the first view
@@ -100,7 +100,7 @@ class SchedulerCore:
         self._peers = Peers(self.num_workers, self.num_servers, self.max_workers if self.elastic else 0)
         self._ending = Ending(self._views.roster.counts)
         self._losses = Losses(self._peers, self._views, self._ending)
-        self._barriers, self._changes = Barriers(range(self.num_workers)), Changes(self.num_workers)
+        self._barriers, self._after_step = Barriers(range(self.num_workers)), AfterStep(self.num_workers)
         self._step_times = StepTimes()
         resumes = self.incarnation > 1
         self._resume = (
@@ -114,7 +114,7 @@ class SchedulerCore:
         self._advance(now)
         if isinstance(message, Superseded):
             return self._yield_to(message.incarnation)
-        if self._resume:
+        if self._resume and node != AGENT:
             return self._collect(self._resume, node, message)
         handler = HANDLERS.get(type(message), NOT_FOR_THE_SCHEDULER)
         if handler.of_registered:
@@ -128,14 +128,6 @@ class SchedulerCore:
         if node[0] not in handler.senders or (handler.only_elastic and not self.elastic):
             return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
         return handler.call(self, node, message)
-
-    def change(self, change: Change) -> list[Action]:
-        """The user wants to change the job's kvstore."""
-        if self._ending.finished:
-            return []
-        if self.elastic:
-            return self._views.change(change)
-        return self._changes.ask(change, self._started, self._peers.finished)
 
     def lost(self, node: Node, reason: str, now: float) -> list[Action]:
         """The connection to `node` has ended."""
@@ -204,7 +196,7 @@ class SchedulerCore:
 
     def _tick_change(self, now: float) -> list[Action]:
         """A change of view that does not end is a fault of the job."""
-        if not self._views.changing:
+        if not self._views.flushing.active:
             self._changing_since = None
             return []
         self._changing_since = now if self._changing_since is None else self._changing_since
@@ -386,7 +378,7 @@ class SchedulerCore:
             return changed if roster.present or self._ending.finished else self._losses.end_all()
         if is_worker and (why := self._barriers.why_hanging([node[1]])):
             return self._ending.abort(why)
-        actions = self._changes.left(node[1]) if is_worker else []
+        actions = self._after_step.left(node[1]) if is_worker else []
         if len(self._peers.finished) < self.num_workers:
             stays = [Log(f"{name_of(node)} has finished, and still sums for its host")] if message.stays else []
             return [*actions, *stays]
@@ -424,8 +416,15 @@ def _nothing(core: SchedulerCore, node: Node, message: Message) -> list[Action]:
     return []
 
 
+def _change(core: SchedulerCore, node: Node, change: Change) -> list[Action]:
+    """The user wants to change the job's kvstore."""
+    if core.elastic:
+        return core._views.change(change)
+    return core._after_step.ask(change, not core._started, bool(core._peers.finished))
+
+
 def _of_change(core: SchedulerCore, node: Node, message: Stops | Changed) -> list[Action]:
-    return core._changes.take(node[1], message)
+    return core._after_step.take(node[1], message)
 
 
 WORKER, SERVER = ("worker",), ("server",)
@@ -510,6 +509,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
         only_elastic=True,
     ),
     Left: Handler(SERVER, "nothing: the worker says `bye`; see [Another scheduler](#another-scheduler)", _nothing),
+    Change: Handler(AGENT[:1], "asks the workers, or the leader, when it can come", _change, of_registered=False),
     Stops: Handler(WORKER, "names the step when all have answered", _of_change),
     Changed: Handler(WORKER, "logs the change when all have made it", _of_change),
     Took: Handler(WORKER, "logs who computes longer than the median", _took),

@@ -12,7 +12,7 @@ from typing import Any
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.actions import AGENT, ALL, Action, Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.agent import Agent
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import Node
@@ -20,7 +20,7 @@ from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Change, Enter, Message, Refuse, Register, Rejoin, Start, encode
+from dmltrain.kvstore.transport.message import Enter, Message, Refuse, Register, Rejoin, Start, encode
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind
 
 TICK_SECONDS = 0.25
@@ -47,10 +47,10 @@ class SchedulerProcess:
             wait_for_hosts=environment.wait_for_hosts,
             restart_servers=environment.restart_servers,
         )
-        self._events: queue.SimpleQueue[tuple[Link, Node, Message | str] | Change] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Link | None, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
         self._listening = _socket(environment)
-        self._agent = Agent(environment.agent_fd, self._events.put)
+        self._agent = Agent(environment.agent_fd, lambda message: self._events.put((None, AGENT, message)))
         self._complete = threading.Event()  # all have registered
 
     def run(self) -> str:
@@ -77,11 +77,8 @@ class SchedulerProcess:
                 next_tick = time.monotonic() + TICK_SECONDS
                 actions = self._core.tick(time.monotonic())
             else:
-                if isinstance(event, Change):
-                    actions = self._core.change(event)
-                else:
-                    origin = event[0]
-                    actions = self._event(*event)
+                origin = event[0]
+                actions = self._event(*event)
             for action in actions:
                 if isinstance(action, Finish):
                     self._listening.close()
@@ -89,12 +86,14 @@ class SchedulerProcess:
                     return action.reason
                 self._act(action, origin)
 
-    def _event(self, origin: Link, node: Node, event: Message | str) -> list[Action]:
+    def _event(self, origin: Link | None, node: Node, event: Message | str) -> list[Action]:
         if isinstance(event, str):
             if self._links.get(node) is not origin:
                 return []
             del self._links[node]
             return self._core.lost(node, event, time.monotonic())
+        if origin is None:
+            return self._core.handle(node, event, time.monotonic())
         if isinstance(event, Register):
             self._links.setdefault(node, origin)  # the core refuses a second process with this role and index
         elif isinstance(event, Rejoin):

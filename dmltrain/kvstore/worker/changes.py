@@ -11,9 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dmltrain.base.errors import UserError
-from dmltrain.kvstore import types
-from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, MAX_TEXT, Change, Stops
 
 UNKNOWN = (
@@ -71,20 +68,9 @@ class WorkerChanges:
             return change
 
 
-def refusal(now: KVStoreKind, change: Change, compressed: bool, relays: bool) -> str:
-    """Why a store that is `now` of this kind cannot change; empty if it can. `compressed`: it compresses gradients.
-    `relays`: some hosts send the sum of their workers."""
-    try:
-        wanted = now.changed(change.kv_store, change.staleness)
-    except UserError as error:
-        return str(error)
-    if wanted == now:
-        return f"{now} is what the job has already"
-    if not wanted.type.distributed or "servers" not in wanted.type.optimizer_on:
-        able = types.names(lambda type_: type_.distributed and "servers" in type_.optimizer_on)
-        return f"kv_store={wanted.type.name} does not run the optimizer on the servers: expected {' or '.join(able)}"
-    if wanted.type.synchronous == now.type.synchronous:
-        return ""
+def why_fixed(compressed: bool, relays: bool) -> str:
+    """Why a store cannot change between kvstores whose workers make each step together and others; empty if it can.
+    `compressed`: it compresses gradients. `relays`: some hosts send the sum of their workers."""
     if compressed:
         return (
             "with gradient compression a job cannot change between kvstores where each step is one of all workers, and "

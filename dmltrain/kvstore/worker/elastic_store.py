@@ -54,7 +54,7 @@ from dmltrain.kvstore.base import (
 from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
-from dmltrain.kvstore.transport.message import MAX_TEXT, Change, Ready
+from dmltrain.kvstore.transport.message import MAX_TEXT, Ready
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker import changes
@@ -182,13 +182,8 @@ class ElasticKVStore(DistKVStore):
         if not self._stepping:
             return ON_WORKERS
         others = [type_ for type_ in types.TABLE if type_.can_be_elastic and type_.synchronous == self._own]
-        for other in others:
-            change = Change(0, other.name, -1.0, "")
-            if why := changes.refusal(self._kind, change, self._entries.compresses, relays=False):
-                return why
-            if why := self._refusal(other):
-                return why
-        return ""
+        reasons = [changes.why_fixed(self._entries.compresses, relays=False), *map(self._refusal, others)]
+        return next(filter(None, reasons), "")
 
     def follow_changes(self, keys: Sequence[Key], refusal: Callable[[KVStoreType], str]) -> None:
         self._refusal = refusal

@@ -193,7 +193,8 @@ class DistKVStore(KVStore):
         if not self._stepping or keys != sum(entry.is_weight for entry in list(self._entries)):
             return UNKNOWN
         now, routes = self._kind, self._routes
-        why = changes.refusal(now, change, self._entries.compresses, bool(routes.relay or routes.host))
+        fixed = changes.why_fixed(self._entries.compresses, bool(routes.relay or routes.host))
+        why = now.refusal(change.kv_store, change.staleness, fixed)
         return why or refusal(now.changed(change.kv_store, change.staleness).type)
 
     def key_number(self, key: Key) -> int:

@@ -84,7 +84,7 @@ class Faults:
     def loses_a_server(self):
         """Jobs may end if the scheduler is lost together with the last server, which knows who has finished."""
         lost = any(server.node in self.doomed for server in self.servers)
-        return bool(self.job.server_replacements) and (lost or self.scheduler._views.changing)
+        return bool(self.job.server_replacements) and (lost or self.scheduler._views.flushing.active)
 
     def notice(self):
         """A member leaves on purpose."""

@@ -94,15 +94,10 @@ class Views:
         self.roster = Roster(self.workers, self.servers, servers, Departures(self.minimum, self.patience))
         self.flushing, self._barriers = Flushing(self.roster), Barriers(())
 
-    @property
-    def changing(self) -> bool:
-        """Whether a change of view has begun and has not ended."""
-        return self.flushing.active
-
     def server_registered(self, number: int, address: ServerAddress) -> list[Action]:
         """A replacement of a lost server has registered. Call `stuck` after it."""
         self.roster.server_losses.registered(number, address)
-        return self._proceed() if self.changing else self._invite()
+        return self._proceed() if self.flushing.active else self._invite()
 
     def ready(self, member: int, message: Ready, hosts: Sequence[tuple[int, ...]]) -> list[Action]:
         """A worker is ready. `hosts`: the ranks on each host. The first view begins when all workers of the start are
@@ -111,7 +106,7 @@ class Views:
         if roster.view is not None:
             if not roster.newcomers.ready(member, next(host for host in hosts if member in host)):
                 return []
-            return self._end_as_planned() if roster.replay.active and not self.changing else self._invite()
+            return self._end_as_planned() if roster.replay.active and not self.flushing.active else self._invite()
         self._ready.add(member)
         if member == 0:
             self.facts = message.facts
@@ -152,13 +147,13 @@ class Views:
     def _invite(self) -> list[Action]:
         """Tell the leader that a change of view waits, if there is one, and if the leader has to ask for it."""
         roster, departures = self.roster, self.roster.departures
-        if roster.replay.active or self.changing or roster.leader is None or departures.ends or roster.passes:
+        if roster.replay.active or self.flushing.active or roster.leader is None or departures.ends or roster.passes:
             return []
         waiting = roster.newcomers.waiting
         if departures.holding:
             enough = departures.enough(len(roster.present) + len(waiting))
             return self._begin_turn() if enough or departures.notices else []
-        wants = self._balance.proposal or departures.wanted or self._kind.waits
+        wants = self._balance.proposal or departures.wanted or self._kind.request.change
         if not (waiting or roster.server_losses.coming or wants):
             return []
         return [Send(("worker", roster.leader), Invite(tuple(sorted(waiting))))]
@@ -187,7 +182,7 @@ class Views:
 
     def tick(self) -> list[Action]:
         """Begin a change of view if the job has waited for more workers for long enough."""
-        return self._begin_turn() if not self.changing and self.roster.departures.overdue(self.now) else []
+        return self._begin_turn() if not self.flushing.active and self.roster.departures.overdue(self.now) else []
 
     # -- losses and ends ------------------------------------------------------------------------------------------
 
@@ -209,7 +204,7 @@ class Views:
             return ALL_SERVERS_NEEDED
         if servers.none and not servers.waits:
             return NO_SERVER
-        if roster.view is None or not self.changing or not self.flushing.complete:
+        if roster.view is None or not self.flushing.active or not self.flushing.complete:
             return ""
         if servers.can_complete(target) or not roster.present or self.flushing.behind != roster.present:
             return ""
@@ -224,7 +219,7 @@ class Views:
             return []
         self.roster.member_finished(member, done)
         actions: list[Action] = [*self._kind.cancel()]
-        return [*actions, *self._proceed()] if self.changing and self.roster.present else actions
+        return [*actions, *self._proceed()] if self.flushing.active and self.roster.present else actions
 
     def flushed(self, member: int, message: Flushed) -> list[Action]:
         """A member reports which op it holds."""
@@ -235,7 +230,7 @@ class Views:
         # barrier.
         if message.met:
             self.roster.server_losses.released(barrier_of(message.done + 1))
-        return self._proceed() if self.changing or self.roster.passes else self._end_as_planned()
+        return self._proceed() if self.flushing.active or self.roster.passes else self._end_as_planned()
 
     def barrier(self, member: int, message: Barrier) -> list[Action]:
         """A member has reached a barrier. If a change of view interrupts a barrier, the members of the next view wait
@@ -257,7 +252,7 @@ class Views:
     def _is_now(self, view: int, member: int) -> bool:
         """Whether a member's message about this view still counts: the view is the present one, no change of it has
         begun, and the member is present."""
-        return not self.changing and self.roster.is_in(view, member)
+        return not self.flushing.active and self.roster.is_in(view, member)
 
     def _begin_turn(self) -> list[Action]:
         """Begin a turn of a change of view: ask all present members which op they hold."""
@@ -288,7 +283,7 @@ class Views:
             view = replace(view, until=target + 1, hands_over=decision.hands_over)
         view = servers.next_view(view, late)
         between = roster.newcomers.between_rounds and decision.trains and not late
-        view = self._kind.next_view(roster.view, view, between, drained=not self.changing)
+        view = self._kind.next_view(roster.view, view, between, drained=not self.flushing.active)
         return self._begin_view(self._balance.next_view(roster.view, view), decision)
 
     def _decide(self, late: set[int]) -> Decision:
