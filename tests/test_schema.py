@@ -26,6 +26,8 @@ from dmltrain_launch.agent.protocol import ProtocolError
 from dmltrain_launch.agent.reports import MADE, REPORTS, Leaves, Slowest, Told, Viewed
 from dmltrain_launch.control import message as control
 from dmltrain_launch.control.message import ControlError
+from dmltrain_launch.job.settings import Settings
+from dmltrain_launch.run.planned.settings import request
 from tests.audit.test_count import RECORDED, SAMPLES
 from tests.fuzzing import Fuzzed, parts, survive
 from tests.kvstore.test_message import EXAMPLES
@@ -249,9 +251,7 @@ PROTOCOLS = {
         ProtocolError,
         list(REPORTS.values()),
     ),
-    "CHANGES": Protocol(
-        [protocol.encode_change(commands.Change(3, 2, "dist_ssp", 4.0, "me"))], None, agent.decode, wire.FrameError
-    ),
+    "CHANGES": Protocol([request(2, Settings("dist_ssp", 4.0), "me").encode()], None, agent.decode, wire.FrameError),
     "REQUESTS": Protocol(
         [control.Request("add", "h6,h7:2"), control.Request("attach", "ä")],
         control.encode_request,

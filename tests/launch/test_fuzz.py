@@ -62,7 +62,7 @@ COMMANDS = [
     commands.Measure(Peer("h2", "10.0.0.2", 4000)),
     commands.Start(("RANK",), (Spawn(0, ("python", "train.py"), {"A": "b"}, "/tmp", "train.py"),)),
     commands.Scheduler(2, "10.0.0.3", 40000),
-    commands.Change(0, 2, "dist_ssp", 4.0, "me"),
+    commands.Tell(0, '{"op":"change"}'),
     commands.NoticeCommand((0, 3)),
     commands.Probe({"workdir": "/tmp", "needs": ["torch"]}),
     commands.Stop(5.0, True),

@@ -28,7 +28,6 @@ from dmltrain_launch.agent.protocol import (
     decode_command,
     decode_event,
     decode_report,
-    encode_change,
     encode_command,
     encode_event,
     filler,
@@ -37,6 +36,8 @@ from dmltrain_launch.agent.reports import ASKED, MADE, REFUSED, REPORT_BYTES, Le
 from dmltrain_launch.agent.text import one_line
 from dmltrain_launch.agent.value import Value, value
 from dmltrain_launch.channels import ChannelError, frames
+from dmltrain_launch.job.settings import Settings
+from dmltrain_launch.run.planned.settings import request
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,8 +68,8 @@ def test_a_long_text_of_a_report_is_cut_and_a_view_that_is_too_large_is_refused(
 
 
 def test_a_scheduler_is_asked_for_the_change_that_the_user_wants():
-    wanted = commands.Change(3, 2, "dist_ssp", 4.0, "me")
-    assert agent.decode(encode_change(wanted)) == message.Change(2, "dist_ssp", 4.0, "me")
+    wanted = request(2, Settings("dist_ssp", 4.0), "me")
+    assert agent.decode(wanted.encode()) == message.Change(2, "dist_ssp", 4.0, "me")
 
 
 UNSAFE = ("\n", "\r", "\x1b[2J", "\x07", "\x9b2J", "\u2028", "\u202e", "\x7f", "\0")

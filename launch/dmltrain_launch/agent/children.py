@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator
 
 from dmltrain_launch.agent.channel import READ_BYTES, Channel
-from dmltrain_launch.agent.commands import Change
 from dmltrain_launch.agent.events import Exited, Frozen, Reported, Started
 from dmltrain_launch.agent.process import Process, process
 from dmltrain_launch.agent.protocol import ProtocolError
@@ -143,10 +142,11 @@ class Children:
                 break
         self._close_link(child)
 
-    def ask_to_change(self, change: Change) -> None:
+    def tell(self, task: int, message: str) -> None:
+        """Pass a message on to a scheduler."""
         for child in self.by_pid.values():
-            if child.task == change.task and child.link:
-                child.link.ask(change)
+            if child.task == task and child.link:
+                child.link.tell(message)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

@@ -197,15 +197,11 @@ class Scheduler(Command):
 
 
 @value(frozen=True)
-class Change(Command):
-    """How the user wants to change the running job, see `dmltrain_launch.job.settings`: passed on to its scheduler, the
-    process of `task`. `by`: who has asked for it."""
+class Tell(Command):
+    """A message for the job's scheduler, the process of `task`, as JSON: the agent only passes it on."""
 
     task: Number
-    number: Count
-    kv_store: str
-    staleness: float
-    by: str
+    message: Text
 
 
 @value(frozen=True)
@@ -252,7 +248,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "measure": Measure,
     "start": Start,
     "scheduler": Scheduler,
-    "change": Change,
+    "tell": Tell,
     "notice": NoticeCommand,
     "stop": Stop,
     "list": List,

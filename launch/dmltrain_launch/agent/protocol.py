@@ -6,7 +6,7 @@ of a file follow the line of a `File`. From an agent: HELLO, which names the pro
 JSON object {"event": NAME, FIELD: VALUE, ...}, see `dmltrain_launch.agent.events`.
 
 From a scheduler to its agent: {"op": NAME, FIELD: VALUE, ...}, see `dmltrain_launch.agent.reports`; a Reported has the
-same object. From the agent to its scheduler: the message "change" of dmltrain (docs/protocol.md).
+same object. From the agent to its scheduler: what a Tell has.
 
 Any other message raises ProtocolError, which says what was expected. Lengths are checked before memory is taken: a
 message has at most MESSAGE_BYTES and takes about MESSAGE_MEMORY as Python objects, an OUTPUT frame has at most
@@ -23,13 +23,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from dmltrain.base import json_text
 from dmltrain.base.json_text import Messages
-from dmltrain_launch.agent.commands import COMMANDS, Change, Command
+from dmltrain_launch.agent.commands import COMMANDS, Command
 from dmltrain_launch.agent.events import EVENTS, Event, Exited, Frozen, Noticed, Reported, Started, Stopped
 from dmltrain_launch.agent.reports import REPORT_BYTES, REPORTS, Report
 
-GREETING, VERSION = b"\0dmltrain-agent ", 6  # a login script's output may precede it
+GREETING, VERSION = b"\0dmltrain-agent ", 7  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
@@ -77,12 +76,6 @@ def decode_event(payload: bytes | bytearray, host: str) -> Event:
     """The event in a frame from the agent of `host`."""
     event: Event = _EVENTS.decode(payload, host=host)
     return event
-
-
-def encode_change(change: Change) -> bytes:
-    """The message for a scheduler."""
-    values = {name: value for name, value in vars(change).items() if name != "task"}
-    return json_text.encode({"op": "change", **values, "after": 0})
 
 
 def decode_report(message: bytes) -> Report:

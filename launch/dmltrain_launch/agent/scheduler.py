@@ -1,7 +1,7 @@
 """The agent's end of its connection with a scheduler that it starts.
 
 A pair of sockets that keep messages apart: each is one JSON object of at most REPORT_BYTES. The scheduler reports on it
-(reports.py), and is asked for changes of the job's kvstore. A process that is no scheduler of dmltrain leaves it alone.
+(reports.py), and gets what the launcher tells it. A process that is no scheduler of dmltrain leaves it alone.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from dmltrain_launch.agent.commands import Change
-from dmltrain_launch.agent.protocol import ProtocolError, decode_report, encode_change
+from dmltrain_launch.agent.protocol import ProtocolError, decode_report
 from dmltrain_launch.agent.reports import REPORT_BYTES, Report
 
 
@@ -53,10 +52,10 @@ class SchedulerLink:
         self._explained = True
         return line
 
-    def ask(self, change: Change) -> None:
-        """Ask for a change. Who reads nothing is not waited for: the launcher notices that no answer comes."""
+    def tell(self, message: str) -> None:
+        """Pass on a message. Who reads nothing is not waited for: the launcher notices that no answer comes."""
         with contextlib.suppress(OSError):
-            self._socket.send(encode_change(change))
+            self._socket.send(message.encode())
 
     def close(self) -> None:
         self.started()

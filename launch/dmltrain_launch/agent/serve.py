@@ -204,7 +204,7 @@ class Agent:
             commands.Measure: self.preparation.measure,
             commands.Start: self._start,
             commands.Scheduler: self._follow,
-            commands.Change: self._change,
+            commands.Tell: self._tell,
             commands.NoticeCommand: self._notice,
             commands.Stop: self._end,
             commands.List: self._list,
@@ -268,8 +268,8 @@ class Agent:
         if self.folder and self.folder.scheduler_file and not self.ending:
             self.folder.follow(command.incarnation, command.address, command.port)
 
-    def _change(self, command: commands.Change) -> None:
-        self.children.ask_to_change(command)
+    def _tell(self, command: commands.Tell) -> None:
+        self.children.tell(command.task, command.message)
 
     def _notice(self, command: commands.NoticeCommand) -> None:
         self.children.ask_to_leave(command.tasks)

@@ -10,7 +10,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from dmltrain_launch.agent.commands import Change
+from dmltrain.base import json_text
+from dmltrain_launch.agent.commands import Tell
 from dmltrain_launch.agent.reports import ASKED, REFUSED, Slowest, Told
 from dmltrain_launch.job.role import SCHEDULER
 from dmltrain_launch.job.rule import Rule
@@ -113,7 +114,11 @@ class SettingsChanges:
         for task, process in enumerate(self._attempt.processes):
             if process.task.role == SCHEDULER and process.pid and process.runs:
                 self.deadline = now + READ_SECONDS
-                settings = wanted.settings
-                change = Change(task, wanted.number, settings.kv_store, settings.staleness, wanted.by)
-                return [Send(process.task.host.name, change)]
+                message = request(wanted.number, wanted.settings, wanted.by)
+                return [Send(process.task.host.name, Tell(task, message))]
         return self._refused(NONE, FAULT_CODE, now)
+
+
+def request(number: int, settings: Settings, by: str) -> str:
+    """The scheduler's message `change`, see docs/protocol.md."""
+    return json_text.encode({"op": "change", "number": number, **vars(settings), "by": by, "after": 0}).decode()
