@@ -205,14 +205,14 @@ def refused(log, number=1):
 )
 def test_it_comes_with_the_next_view_and_with_no_other(asked, kvstore, staleness, shown):
     found = KindChange()
-    assert len(found.ask(asked, SSP, ends=False)) == 1 and found.waits
+    assert len(found.ask(asked, SSP, ends=False)) == 1 and found.request.change
     view = found.next_view(SSP, SSP.without([1], 5), between=False, drained=False)
     assert (view.number, view.members, view.kvstore, view.staleness) == (2, (0,), kvstore, staleness)
     assert found.begins(view) == [Log(f"change 1 from view 2 on: {shown}", Told(1, MADE, shown, "from view 2 on"))]
     after = view.without([], 6)
     assert found.next_view(view, after, between=True, drained=False) == after
     assert (after.kvstore, after.staleness) == (kvstore, staleness)
-    assert not found.waits and found.begins(after) == []
+    assert not found.request.change and found.begins(after) == []
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_it_comes_with_the_next_view_and_with_no_other(asked, kvstore, staleness
 )
 def test_what_cannot_change_is_refused_at_once(asked, view, ends, why):
     found = KindChange()
-    assert why in refused(found.ask(asked, view, ends)) and not found.waits
+    assert why in refused(found.ask(asked, view, ends)) and not found.request.change
 
 
 def test_one_at_a_time_and_none_after_the_last_view():
