@@ -21,7 +21,18 @@ from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, To
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
-from dmltrain.kvstore.transport.message import ASKS, CANCELLED, Bye, Change, Changed, Consistency, Register, Stops, Took
+from dmltrain.kvstore.transport.message import (
+    ASKS,
+    CANCELLED,
+    Barrier,
+    Bye,
+    Change,
+    Changed,
+    Register,
+    Release,
+    Stops,
+    Took,
+)
 from dmltrain.kvstore.waiting import StepTimer
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN
@@ -42,10 +53,10 @@ def change(number=1, kv_store="dist_sync", staleness=-1.0, after=ASKS):
 
 
 class Server:
-    """`works`: those that run now."""
+    """`works`: those that run now. `inbox`: what the scheduler has sent."""
 
     def __init__(self, workers, first):
-        self.core, self.works = ServerCore(workers, make_step=Add), []
+        self.core, self.works, self.inbox = ServerCore(workers, make_step=Add), [], deque()
         for worker in range(workers):
             self.core.declare(worker, declaration(first.type.name, first.staleness, sizes=(SIZE,)))
         self.core.optimize({"name": "adds"})
@@ -64,6 +75,7 @@ class Worker:
         self.job, self.rank, self.kind = job, rank, first
         self.inbox, self.missing, self.has_ended = deque(), 0, False
         self.made, self.pulled = 0, []
+        self.released = set()  # barriers
         self.changed = []  # (after which step, of which kind then)
         self.changes = changes.WorkerChanges(job.to_scheduler[rank].append)
         self.changes.follow(lambda wanted: self.kind.refusal(wanted.kv_store, wanted.staleness, ""))
@@ -71,6 +83,12 @@ class Worker:
 
     def gradient(self, step):
         return 1 + self.rank + 10 * step
+
+    def hear(self, message):
+        if isinstance(message, Release):
+            self.released.add(message.id)
+        else:
+            self.changes.take(message)
 
     def go_on(self):
         self.can_go_on = next(self.thread, lambda: False)
@@ -99,12 +117,8 @@ class Worker:
         assert due.after == self.made
         self.kind = self.kind.changed(due.kv_store, due.staleness)
         self.changed.append((self.made, self.kind))
-        yield self.job.arrive(f"first of change {due.number}")
-        if self.rank == 0:
-            for server in self.job.servers:
-                server.core.change(Consistency(self.kind.type.name, self.kind.staleness))
-        yield self.job.arrive(f"second of change {due.number}")
-        self.job.to_scheduler[self.rank].append(Changed(due.number, str(self.kind)))
+        self.job.to_scheduler[self.rank].append(Barrier(due.barrier))
+        yield lambda: due.barrier in self.released
 
     def push_to(self, server):
         clock = self.made + 1
@@ -125,7 +139,7 @@ class Job:
         count, first = self.chance.randint(1, 4), kind(*self.chance.choice(KINDS))
         self.first = first
         self.servers = [Server(count, first) for _ in range(self.chance.randint(1, 2))]
-        self.scheduler, self.log = AfterStep(count), []
+        self.scheduler, self.log = AfterStep(count, len(self.servers)), []
         self.to_scheduler = [deque() for _ in range(count)]
         self.workers = [Worker(self, rank, first) for rank in range(count)]
         self.arrived, self.ended = Counter(), []
@@ -151,7 +165,8 @@ class Job:
         """What the scheduler has decided: to the workers' inboxes."""
         for action in self.log:
             if isinstance(action, Send):
-                self.workers[action.to[1]].inbox.append(action.message)
+                role, index = action.to
+                (self.workers if role == "worker" else self.servers)[index].inbox.append(action.message)
         self.log = [each for each in self.log if isinstance(each, Log)]
 
     def ask(self):
@@ -162,7 +177,10 @@ class Job:
 
     def events(self):
         found = [worker.go_on for worker in self.workers if worker.can_go_on()]
-        found += [lambda each=each: each.changes.take(each.inbox.popleft()) for each in self.workers if each.inbox]
+        found += [lambda each=each: each.hear(each.inbox.popleft()) for each in self.workers if each.inbox]
+        found += [
+            lambda each=each: self.server_hears(each, each.inbox.popleft()) for each in self.servers if each.inbox
+        ]
         found += [lambda each=each: self.run_work(each) for each in self.servers if each.works]
         found += [lambda at=at: self.arrives_at(at[1], self.wires[at].popleft()) for at in self.wires if self.wires[at]]
         found += [lambda rank=rank: self.scheduler_reads(rank) for rank, said in enumerate(self.to_scheduler) if said]
@@ -175,9 +193,16 @@ class Job:
         message = self.to_scheduler[worker].popleft()
         if isinstance(message, Bye):
             self.ended.append(worker)
-            self.log += self.scheduler.left(worker)
-        else:
-            self.log += self.scheduler.take(worker, message)
+            self.log += self.scheduler.left()
+        elif isinstance(message, Stops):
+            self.log += self.scheduler.stops(worker, message)
+        elif self.arrive(message.id)():
+            self.log += self.scheduler.met(message.id)
+        self.deliver()
+
+    def server_hears(self, server, wanted):
+        server.core.change(server.core.kind.changed(wanted.kv_store, wanted.staleness))
+        self.log += self.scheduler.changed(self.servers.index(server), Changed(wanted.number, str(server.core.kind)))
         self.deliver()
 
     def run_work(self, server):
@@ -258,7 +283,7 @@ def test_a_server_that_is_in_use_changes_nothing():
     work.run()
     core.done(work)
     with pytest.raises(Rejected, match=r"dist_sync while key 'k0' slice 0 is in use: .*\{0: 1, 1: 0\}"):
-        core.change(Consistency("dist_sync", 0.0))
+        core.change(SYNC)
     assert core.staleness == 3.0
 
 
@@ -307,18 +332,21 @@ def test_a_program_that_makes_no_steps_on_servers_is_refused():
 
 @pytest.mark.parametrize("why, arguments", [(STARTING, (True, False)), (ENDING, (False, True))])
 def test_what_is_asked_while_nothing_can_change_is_refused_at_once(why, arguments):
-    found = AfterStep(2).ask(change(3), *arguments)
+    found = AfterStep(2, 1).ask(change(3), *arguments)
     refused = Log(f"change 3 is refused: {why}", Told(3, REFUSED, why))
     assert found == [Log("change 3 is asked for by a test", Told(3, ASKED)), refused]
 
 
 def test_one_change_at_a_time():
-    scheduler = AfterStep(1)
+    scheduler = AfterStep(1, 1)
     scheduler.ask(change(1), False, False)
     assert "change 2 is refused: change 1 is not made yet" in scheduler.ask(change(2), False, False)[1].text
-    scheduler.take(0, Stops(1, 5))
-    [made] = scheduler.take(0, Changed(1, "kv_store=dist_async"))
+    scheduler.stops(0, Stops(1, 5))
+    assert scheduler.met("1") == [Send(("worker", 0), Release("1"))], "of the program"
+    assert scheduler.met("change 1") == [Send(("server", 0), change(1, after=5))]
+    released, made = scheduler.changed(0, Changed(1, "kv_store=dist_async"))
     told = Told(1, MADE, "kv_store=dist_async", "after step 5")
+    assert released == Send(("worker", 0), Release("change 1"))
     assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async", told)
     assert len(scheduler.ask(change(3), False, False)) == 2
 
@@ -338,7 +366,7 @@ def test_a_worker_that_finishes_ends_the_change():
     found = core.handle(("worker", 1), Bye(), 0.0)
     assert Send(("worker", 0), change(1, after=CANCELLED)) in found
     assert Log(f"change 1 is refused: {ENDING}", Told(1, REFUSED, ENDING)) in found
-    assert core.handle(("worker", 0), Changed(1, "late"), 0.0) == []
+    assert core.handle(("server", 0), Changed(1, "late"), 0.0) == []
 
 
 # -- stragglers --------------------------------------------------------------------------------------------------------

@@ -524,7 +524,6 @@ def test_control_frames_carry_seals_and_data_frames_on_request(every, kind):
         FrameKind.DONE,
         FrameKind.ERROR,
         FrameKind.LEAVE,
-        FrameKind.CONSISTENCY,
         FrameKind.HOLD,
     )
     assert ends(every)[0].cover(Header(kind).pack()) == (kind <= 15 or kind in named or every)

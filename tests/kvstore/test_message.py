@@ -73,7 +73,6 @@ EXAMPLES = [
     m.Stops(2, 121, "no"),
     m.Changed(2, "kv_store=dist_ssp staleness=4"),
     m.Took(0.25),
-    m.Consistency("dist_async", math.inf),
     m.Hold(7),
     m.Start(
         (m.ServerAddress("10.0.0.1", 9, "", "a"), m.ServerAddress("10.0.0.2", 9, "m", "b")),
@@ -283,7 +282,8 @@ def test_releases_and_flat_keys_survive_and_those_of_other_sizes_are_refused():
 def test_numbers_of_the_protocol_stay():
     numbered = {
         1: "HELLO CHALLENGE PROOF ACCEPT REFUSE",
-        16: "CONTROL DECLARE OPTIMIZER DONE ERROR LEAVE CONSISTENCY HOLD",
+        16: "CONTROL DECLARE OPTIMIZER DONE ERROR LEAVE",
+        23: "HOLD",
         32: "INIT PUSH PULL VALUE READ_STATE STATE RELEASE PROBE FLAT",
         45: "READ_STEPS READ_GONE",
     }

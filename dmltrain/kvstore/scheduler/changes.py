@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dmltrain.kvstore.scheduler.actions import Action, Log, Send
 from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Told
-from dmltrain.kvstore.transport.message import CANCELLED, Change, Changed, Stops
+from dmltrain.kvstore.transport.message import CANCELLED, Change, Changed, Release, Stops
 
 STARTING = "the job is still starting: try again when it trains"
 ENDING = "the job is ending"
@@ -53,14 +53,15 @@ class AfterStep:
 
     The scheduler asks each worker after which step it can stop. The worker names its present or next step, and makes no
     further step before the scheduler decides. All workers change after the latest of the named steps: all make the same
-    number of steps, so all reach it. worker/changes.py has what they do there. If a worker refuses, or finishes,
-    nothing changes.
+    number of steps, so all reach it. worker/changes.py has what they do there. When all wait at the barrier of the
+    change, the servers change, and then all go on. If a worker refuses, or finishes, nothing changes.
     """
 
     workers: int
+    servers: int
     _request: Request = field(default_factory=Request)
     _steps: dict[int, int] = field(default_factory=dict)  # by worker: after which it can change
-    _made: set[int] = field(default_factory=set)  # workers that have changed
+    _made: set[int] = field(default_factory=set)  # servers that have changed
 
     def ask(self, change: Change, starts: bool, ends: bool) -> list[Action]:
         """The user wants this change; see Request."""
@@ -68,37 +69,49 @@ class AfterStep:
         if self._request.change is not change:
             return [*answers]
         self._steps, self._made = {}, set()
-        return [*answers, *self._tell(change)]
+        return [*answers, *self._send(change)]
 
-    def take(self, worker: int, message: Stops | Changed) -> list[Action]:
-        """A worker's message about the change. Messages about another change are ignored."""
+    def stops(self, worker: int, message: Stops) -> list[Action]:
+        """A worker says when it can change. What it says about another change is ignored."""
         change = self._request.change
         if change is None or message.number != change.number:
             return []
-        if isinstance(message, Changed):
-            self._made.add(worker)
-            where = f"after step {change.after}"
-            return (
-                [*self._request.made(message.now, where, " of all workers")] if len(self._made) == self.workers else []
-            )
         if message.refusal:
             return self._cancel(change, message.refusal)
         self._steps[worker] = message.step
         if len(self._steps) < self.workers:
             return []
         self._request.change = replace(change, after=max(self._steps.values()))
-        return self._tell(self._request.change)
+        return self._send(self._request.change)
 
-    def left(self, worker: int) -> list[Action]:
-        """A worker has finished, and makes no more steps."""
+    def met(self, barrier: str) -> list[Action]:
+        """All workers have reached this barrier: they are released at once, or, if they have settled for the change,
+        when the servers have changed."""
         change = self._request.change
-        return self._cancel(change, ENDING) if change and worker not in self._made else []
+        if change is None or barrier != change.barrier:
+            return self._send(Release(barrier))
+        return [Send(("server", number), change) for number in range(self.servers)]
+
+    def changed(self, server: int, message: Changed) -> list[Action]:
+        """A server has changed."""
+        change = self._request.change
+        if change is None or message.number != change.number:
+            return []
+        self._made.add(server)
+        if len(self._made) < self.servers:
+            return []
+        made = self._request.made(message.now, f"after step {change.after}", " of all workers")
+        return [*self._send(Release(change.barrier)), *made]
+
+    def left(self) -> list[Action]:
+        """A worker has finished, and makes no more steps."""
+        return self._cancel(self._request.change, ENDING) if self._request.change else []
 
     def _cancel(self, change: Change, why: str) -> list[Action]:
-        return [*self._tell(replace(change, after=CANCELLED)), *self._request.refuse(why)]
+        return [*self._send(replace(change, after=CANCELLED)), *self._request.refuse(why)]
 
-    def _tell(self, change: Change) -> list[Action]:
-        return [Send(("worker", worker), change) for worker in range(self.workers)]
+    def _send(self, message: Change | Release) -> list[Action]:
+        return [Send(("worker", worker), message) for worker in range(self.workers)]
 
 
 def _refused(change: Change, why: str) -> Log:

@@ -51,7 +51,6 @@ from dmltrain.kvstore.transport.message import (
     Refuse,
     Register,
     Rejoin,
-    Release,
     Speed,
     Start,
     Stops,
@@ -100,8 +99,8 @@ class SchedulerCore:
         self._peers = Peers(self.num_workers, self.num_servers, self.max_workers if self.elastic else 0)
         self._ending = Ending(self._views.roster.counts)
         self._losses = Losses(self._peers, self._views, self._ending)
-        self._barriers, self._after_step = Barriers(range(self.num_workers)), AfterStep(self.num_workers)
-        self._step_times = StepTimes()
+        self._barriers, self._step_times = Barriers(range(self.num_workers)), StepTimes()
+        self._after_step = AfterStep(self.num_workers, self.num_servers)
         resumes = self.incarnation > 1
         self._resume = (
             Resume(self.num_workers, self.num_servers, self.lost_seconds, self.lost_before) if resumes else None
@@ -356,7 +355,7 @@ class SchedulerCore:
         if message.view:
             return self._views.barrier(node[1], message) or self._unless_hanging(self._views.why_hanging, [])
         barrier = self._barriers.reach(message.id, node[1], self.now)
-        released = [] if barrier.missing else [Send(worker, Release(barrier.name)) for worker in self._peers.of_workers]
+        released = [] if barrier.missing else self._after_step.met(barrier.name)
         return self._unless_hanging(self._barriers.why_hanging(self._peers.finished), released)
 
     def _unless_hanging(self, why: str, actions: Sequence[Action]) -> list[Action]:
@@ -378,7 +377,7 @@ class SchedulerCore:
             return changed if roster.present or self._ending.finished else self._losses.end_all()
         if is_worker and (why := self._barriers.why_hanging([node[1]])):
             return self._ending.abort(why)
-        actions = self._after_step.left(node[1]) if is_worker else []
+        actions = self._after_step.left() if is_worker else []
         if len(self._peers.finished) < self.num_workers:
             stays = [Log(f"{name_of(node)} has finished, and still sums for its host")] if message.stays else []
             return [*actions, *stays]
@@ -421,10 +420,6 @@ def _change(core: SchedulerCore, node: Node, change: Change) -> list[Action]:
     if core.elastic:
         return core._views.change(change)
     return core._after_step.ask(change, not core._started, bool(core._peers.finished))
-
-
-def _of_change(core: SchedulerCore, node: Node, message: Stops | Changed) -> list[Action]:
-    return core._after_step.take(node[1], message)
 
 
 WORKER, SERVER = ("worker",), ("server",)
@@ -510,7 +505,15 @@ HANDLERS: Mapping[type[Message], Handler] = {
     ),
     Left: Handler(SERVER, "nothing: the worker says `bye`; see [Another scheduler](#another-scheduler)", _nothing),
     Change: Handler(AGENT[:1], "asks the workers, or the leader, when it can come", _change, of_registered=False),
-    Stops: Handler(WORKER, "names the step when all have answered", _of_change),
-    Changed: Handler(WORKER, "logs the change when all have made it", _of_change),
+    Stops: Handler(
+        WORKER,
+        "names the step when all have answered",
+        lambda core, node, message: core._after_step.stops(node[1], message),
+    ),
+    Changed: Handler(
+        SERVER,
+        "logs the change when all have made it, and lets the workers go on",
+        lambda core, node, message: core._after_step.changed(node[1], message),
+    ),
     Took: Handler(WORKER, "logs who computes longer than the median", _took),
 }

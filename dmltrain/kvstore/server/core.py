@@ -52,7 +52,7 @@ from dmltrain.kvstore.server.slice import Arrival, Push, ServerSlice, Work
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
 from dmltrain.kvstore.step import MakeStep, OptimizerStep, is_whole
-from dmltrain.kvstore.transport.message import Consistency, Declare, DeclaredKey
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 
 MAX_LAG = 64  # maximum of incomplete rounds of a slice
@@ -155,34 +155,41 @@ class ServerCore:
         the states that it had before."""
         return self._kept | rollback.states(self._slices, all_of_it=False)
 
-    def change(self, message: Consistency) -> None:
-        """The kvstore is of another type, or has another bound on staleness, from now on. Weights and the states of
-        optimizers stay as they are. Raises Rejected if a worker is ahead of another, or waits."""
-        weights = {id: slice_ for id, slice_ in self._slices.items() if slice_.is_weight}
+    @property
+    def kind(self) -> KVStoreKind:
+        """The kvstore's, once a worker has declared it."""
+        return self._declared.kind
+
+    def change(self, kind: KVStoreKind) -> None:
+        """The kvstore is of this kind from now on. Weights and the states of optimizers stay as they are. Raises
+        Rejected if a worker is ahead of another, or waits."""
         self.flats.end_idle()
-        for id, slice_ in weights.items():
-            if not slice_.is_settled:
+        for id, slice_ in self._slices.items():
+            if slice_.is_weight and not slice_.is_settled:
                 raise Rejected(
-                    f"the kvstore changes to {message.type} while {self._declared.describe(*id)} is in use: pushes of "
-                    f"each worker {slice_.clocks}, of these used {slice_.applied}"
+                    f"the kvstore changes to {kind.type.name} while {self._declared.describe(*id)} is in use: pushes "
+                    f"of each worker {slice_.clocks}, of these used {slice_.applied}"
                 )
-        synchronous = self._declared.change(message)
-        self.staleness = message.staleness
-        for slice_ in weights.values():
+        self._take_kind(kind)
+
+    def _take_kind(self, kind: KVStoreKind) -> list[ServerSlice]:
+        """Returns the slices for which that decides whether each push is a step."""
+        self._declared.change(kind)
+        self.staleness, synchronous = kind.staleness, kind.type.synchronous
+        changed = [slice_ for slice_ in self._slices.values() if slice_.is_weight and slice_.at_once == synchronous]
+        for slice_ in changed:
             slice_.step_at_once(not synchronous)
+        return changed
 
     def change_in_view(self, kind: KVStoreKind) -> None:
         """In a new view of an elastic job the kvstore is of this kind. Call this after `enter`. If the change decides
         whether each push is a step, all workers must be between two steps, and hold the same number of them."""
-        synchronous = self._declared.change(Consistency(kind.type.name, kind.staleness))
-        self.staleness = kind.staleness
-        for slice_ in self._slices.values():
-            if slice_.is_weight and slice_.at_once == synchronous:
-                slice_.step_at_once(not synchronous)
-                if synchronous:
-                    slice_.count_from(slice_.completed)
-                slice_.can_roll_back = synchronous
-                slice_.keep_last_step(None)
+        synchronous = kind.type.synchronous
+        for slice_ in self._take_kind(kind):
+            if synchronous:
+                slice_.count_from(slice_.completed)
+            slice_.can_roll_back = synchronous
+            slice_.keep_last_step(None)
         if synchronous:
             self.gone.clear()
 

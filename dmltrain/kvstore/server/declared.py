@@ -10,7 +10,8 @@ from dmltrain.base import bounded
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
-from dmltrain.kvstore.transport.message import Consistency, Declare, DeclaredKey
+from dmltrain.kvstore.kind import KVStoreKind
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 
@@ -63,11 +64,15 @@ class Declared:
             if entry.key not in self._keys:
                 self._add(worker, entry)
 
-    def change(self, message: Consistency) -> bool:
-        """The kvstore is of another type, or has another bound, from now on. Returns whether it is synchronous. Raises
-        Rejected."""
-        self._type = (_type_of(message), message.staleness)
-        return self.synchronous
+    @property
+    def kind(self) -> KVStoreKind:
+        """The kvstore's, once a worker has declared it."""
+        assert self._type
+        return KVStoreKind(*self._type)
+
+    def change(self, kind: KVStoreKind) -> None:
+        """The kvstore is of this kind from now on."""
+        self._type = (kind.type, kind.staleness)
 
     def _compare(self, worker: int, entry: DeclaredKey) -> None:
         """Raises Rejected if the key differs from what is known."""
@@ -123,7 +128,7 @@ class Declared:
         return [index for index, _ in self._keys[key].slices] == [0]
 
 
-def _type_of(message: Declare | Consistency) -> KVStoreType:
+def _type_of(message: Declare) -> KVStoreType:
     """Raises Rejected."""
     try:
         type_ = types.find(message.type)

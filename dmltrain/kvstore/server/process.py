@@ -24,7 +24,7 @@ from dmltrain.kvstore.step import MakeStep, OptimizerStep
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.message import Consistency, Enter, Left, Optimizer, expect
+from dmltrain.kvstore.transport.message import Change, Changed, Enter, Left, Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 
@@ -63,7 +63,7 @@ class ServerProcess:
             on_end=self._end,
             exit_seconds=exit_seconds,
             socket_name=self._local[1] if self._local else "",
-            on_message={Enter: self._enter},
+            on_message={Enter: self._enter, Change: self._change},
             standing=lambda: Standing(self._entered, self._service.finished()),
         )
 
@@ -97,6 +97,17 @@ class ServerProcess:
         self._entered = message
         self._service.enter(message.view)
 
+    def _change(self, message: Change) -> None:
+        """All workers wait between two steps: the kvstore changes."""
+        try:
+            with self._service.quiescent() as core:
+                core.change(core.kind.changed(message.kv_store, message.staleness))
+                now = str(core.kind)
+        except Rejected as error:
+            self._fail(str(error))
+        else:
+            self._control.send(Changed(message.number, now))
+
     def _left(self, message: Left) -> None:
         if self._environment.elastic:
             self._control.left(message)
@@ -119,10 +130,6 @@ class ServerProcess:
             with self._service.exclusive() as core:
                 if header.view == self._service.view:
                     core.optimize(dict(message.spec))
-        elif header.kind == FrameKind.CONSISTENCY:
-            changed = expect(connection.read_message(header), Consistency)
-            with self._service.quiescent() as core:
-                core.change(changed)
         elif header.kind == FrameKind.STATE:
             self._restore(connection, header)
         else:

@@ -402,17 +402,17 @@ class Failed(Message):
     done: int
 
 
-# -- a change of the kvstore between two steps, between workers and the scheduler; see scheduler/changes.py ------------
+# -- a change of the kvstore between two steps, between all processes; see scheduler/changes.py --------------
 
 ASKS, CANCELLED = 0, -1  # `Change.after`, where it is not a step
 
 
 @dataclass(frozen=True)
 class Change(Message):
-    """The job's kvstore changes after step `after`, on all workers. ASKS: the worker must name a step after which it
-    can change, and make no later step before it gets the decision. CANCELLED: nothing changes. `kv_store` "": the type
-    stays. `staleness` below 0: the default of the new type; if the type stays, the staleness stays as well. `by`: who
-    has asked for the change, for the log."""
+    """The job's kvstore changes after step `after`, on all workers; to a server: now. ASKS: the worker must name a step
+    after which it can change, and make no later step before it gets the decision. CANCELLED: nothing changes.
+    `kv_store` "": the type stays. `staleness` below 0: the default of the new type; if the type stays, the staleness
+    stays as well. `by`: who has asked for the change, for the log."""
 
     op = "change"
     number: int
@@ -420,6 +420,11 @@ class Change(Message):
     staleness: Clocks
     by: Short
     after: int = ASKS
+
+    @property
+    def barrier(self) -> str:
+        """At which the workers wait for the servers to change."""
+        return f"change {self.number}"
 
 
 @dataclass(frozen=True)
@@ -435,7 +440,7 @@ class Stops(Message):
 
 @dataclass(frozen=True)
 class Changed(Message):
-    """This worker goes on with the changed kvstore, as `now` describes it."""
+    """This server has the changed kvstore, as `now` describes it."""
 
     op = "changed"
     number: int
@@ -486,15 +491,6 @@ class Optimizer(Message):
 
 
 @dataclass(frozen=True)
-class Consistency(Message):
-    """From now on the kvstore is of this type (types.py), with this bound on staleness. All workers wait meanwhile."""
-
-    kind = FrameKind.CONSISTENCY
-    type: str
-    staleness: Clocks
-
-
-@dataclass(frozen=True)
 class Hold(Message):
     """A worker of an elastic job has entered a view, and holds this step of the optimizer on the servers. All workers
     hold the same step; if a server has made the step after it, the server takes that one back. If each push is a step,
@@ -528,7 +524,7 @@ _HANDSHAKE = (Hello, Challenge, Proof, Accept, Refuse)
 _SCHEDULER = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLost, Start, Shutdown)
 _VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, HasState, Failed, Rejoin, Left, Superseded)
 _CHANGES = (Change, Stops, Changed, Took)
-_DATA = (Declare, Optimizer, Consistency, Hold, Leave, Error)
+_DATA = (Declare, Optimizer, Hold, Leave, Error)
 BY_KIND: Mapping[int, type[Message]] = {class_.kind: class_ for class_ in (*_HANDSHAKE, *_DATA)}
 BY_OP: Mapping[str, type[Message]] = {class_.op: class_ for class_ in (*_SCHEDULER, *_VIEWS, *_CHANGES)}
 _Message = TypeVar("_Message", bound=Message)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dmltrain.kvstore import codec
 
 MAGIC = b"DMLT"
-VERSION = 9
+VERSION = 10
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_STATE = 1 << 34  # bytes of a server's weights and optimizer state
@@ -46,7 +46,6 @@ class FrameKind(IntEnum):
     DONE = 19
     ERROR = 20
     LEAVE = 21
-    CONSISTENCY = 22
     HOLD = 23
     INIT = 32
     PUSH = 33

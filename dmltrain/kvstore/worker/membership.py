@@ -11,7 +11,7 @@ from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.base import Handle, MembershipEnded
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport.message import Change, Changed, LinkLost, Took
+from dmltrain.kvstore.transport.message import Change, LinkLost, Took
 from dmltrain.kvstore.worker.changes import WorkerChanges
 from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 
@@ -53,13 +53,14 @@ class Membership:
         self._control.wait_until(self.changes.decided, "the step after which the kvstore changes")
         return self.changes.take_due()
 
+    def wait_for_servers(self, change: Change) -> None:
+        """This worker has settled after the step before this change. Wait until all servers have changed. Raises
+        JobLost."""
+        self._control.barrier(change.barrier)
+
     def took(self, seconds: float) -> None:
         """Report how long this worker computes in a step."""
         self._control.send(Took(seconds))
-
-    def changed(self, number: int, now: str) -> None:
-        """Report that the kvstore is `now` another."""
-        self._control.send(Changed(number, now))
 
     def watched(self, handle: Handle) -> Handle:
         """The handle; it fails immediately if the job is already lost."""

@@ -19,7 +19,7 @@ from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import Change, Consistency, Optimizer, encode
+from dmltrain.kvstore.transport.message import Change, Optimizer, encode
 from dmltrain.kvstore.waiting import StepTimer, Waits
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.broadcast import Broadcast
@@ -165,13 +165,10 @@ class DistKVStore(KVStore):
             return False
         before, wanted = self._kind, self._kind.changed(change.kv_store, change.staleness)
         settle()
-        self.barrier()  # all pushes are in the weights, and all workers have their values
-        self._states.tell_servers(encode(Consistency(wanted.type.name, wanted.staleness)))
-        self.barrier()
+        self._member.wait_for_servers(change)  # all pushes are in the weights, and all workers have their values
         self._become(wanted)
         self._transfers.change(wanted.type.synchronous)
         log(f"after step {change.after} of this job: {wanted} (before: {before}); asked for by {change.by}")
-        self._member.changed(change.number, str(wanted))
         return True
 
     def _report_step(self) -> None:
