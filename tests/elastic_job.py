@@ -16,9 +16,9 @@ from dmltrain.audit.views_file import read
 from dmltrain.backends.torch.backend import TorchBackend
 from dmltrain.base import npz
 from dmltrain.checkpoints import checkpoint
-from dmltrain_launch.agent.commands import Change
-from dmltrain_launch.agent.protocol import encode_change
 from dmltrain_launch.certificate import new
+from dmltrain_launch.job.settings import Settings
+from dmltrain_launch.run.planned.settings import request
 from tests.forked_job import ForkedJob, forker
 from tests.waiting import wait_for
 
@@ -231,7 +231,7 @@ def change(job, row):
 
 def ask(job, number, kvstore, staleness=-1.0):
     """As `dmltrain job set` does."""
-    job.agent.send(encode_change(Change(0, number, kvstore, float(staleness), "me")))
+    job.agent.send(request(number, Settings(kvstore, float(staleness)), "me").encode())
 
 
 def check_ends(job, row, ended):

@@ -385,7 +385,7 @@ def test_proofs_are_of_netstrings_of_all_fields():
     caller = Caller("j", KEY, "worker", 12, "server 3", "data", "auth", "aa")
     listener = Listener("j", KEY, "server 3", "data", "auth", "bbb")
     challenge = listener.challenge(caller.hello())
-    agreed = f"1:{VERSION},1:j,6:worker,2:12,8:server 3,4:data,4:auth,2:aa,3:bbb,"
+    agreed = f"{len(str(VERSION))}:{VERSION},1:j,6:worker,2:12,8:server 3,4:data,4:auth,2:aa,3:bbb,"
     for side, proof in (("8:listener", challenge.proof), ("6:caller", caller.proof(challenge).proof)):
         assert proof == hmac.new(KEY, f"{side},{agreed}".encode(), "sha256").hexdigest()
     extracted = hmac.new(bytes(32), KEY, "sha256").digest()

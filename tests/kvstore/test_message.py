@@ -198,7 +198,7 @@ def test_texts_of_a_handshake_have_a_limit(value, name):
 
 
 GOLDEN = bytes.fromhex(
-    "444d4c5409210003"  # DMLT, version 9, PUSH, float32, in shared memory and asking for the value
+    "444d4c540a210003"  # DMLT, version 10, PUSH, float32, in shared memory and asking for the value
     "00000003 00000007 00000002"  # view 3, key 7, slice 2
     "000000000000000c 3fb999999999999a 0000000000000400"  # round 12, learning rate 0.1, 1024 bytes
     "0000000000100040 3e800000 3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
@@ -252,7 +252,7 @@ def test_any_changed_byte_is_refused(position, change):
 @pytest.mark.parametrize(
     "position, value, error, said",
     [
-        (4, 8, VersionError, "version 8, expected 9"),
+        (4, 8, VersionError, "version 8, expected 10"),
         (5, 250, FrameError, "unknown frame kind 250"),
         (6, ABOVE_ALL, FrameError, f"unknown element type {ABOVE_ALL}"),
         (7, 4, FrameError, "unknown flags 4"),

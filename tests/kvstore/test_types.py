@@ -24,8 +24,8 @@ from dmltrain.kvstore.scheduler.membership.kind_change import KindChange
 from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, Told, Viewed
 from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
-from dmltrain_launch.agent import commands
-from dmltrain_launch.agent.protocol import encode_change
+from dmltrain_launch.job.settings import Settings
+from dmltrain_launch.run.planned.settings import request
 from tests.kvstore.whole_job import WholeJob
 from tests.waiting import SECONDS
 
@@ -74,7 +74,7 @@ class Asking:
 
     def ask(self, number, name, staleness):
         """Ask for the change, and wait until the scheduler has asked the workers."""
-        self.agent.send(encode_change(commands.Change(0, number, name, staleness, "a test")))
+        self.agent.send(request(number, Settings(name, staleness), "a test").encode())
         self._logged.wait_for(f"change {number} is asked for by a test")
 
 
