@@ -62,7 +62,7 @@ class Server:
 
     def enter(self, number, members, lost, kind):
         self.core.enter([(member,) for member in members], lost)
-        self.core.change_in_view(kind)
+        self.core.become(kind)
         self.view = number
 
     def take(self, worker, job):

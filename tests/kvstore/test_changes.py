@@ -201,8 +201,8 @@ class Job:
         self.deliver()
 
     def server_hears(self, server, wanted):
-        server.core.change(server.core.kind.changed(wanted.kv_store, wanted.staleness))
-        self.log += self.scheduler.changed(self.servers.index(server), Changed(wanted.number, str(server.core.kind)))
+        now = server.core.change(wanted.kv_store, wanted.staleness)
+        self.log += self.scheduler.changed(self.servers.index(server), Changed(wanted.number, str(now)))
         self.deliver()
 
     def run_work(self, server):
@@ -283,7 +283,7 @@ def test_a_server_that_is_in_use_changes_nothing():
     work.run()
     core.done(work)
     with pytest.raises(Rejected, match=r"dist_sync while key 'k0' slice 0 is in use: .*\{0: 1, 1: 0\}"):
-        core.change(SYNC)
+        core.change("dist_sync", -1.0)
     assert core.staleness == 3.0
 
 

@@ -99,7 +99,7 @@ def test_a_view_comes_with_another_bound_on_staleness():
     pushed(core, 0, [1, 1], clock=1)
     assert pushed(core, 0, [1, 1], clock=2) == [], "worker 1 has made no step"
     core.enter([(0,), (1,)])
-    core.change_in_view(kind_of(replace(FIRST, kvstore="dist_ssp", staleness=2.0)))
+    core.become(kind_of(replace(FIRST, kvstore="dist_ssp", staleness=2.0)))
     assert [each.clock for each in pushed(core, 0, [1, 1], clock=1)] == [1]
     assert [each.clock for each in pushed(core, 0, [1, 1], clock=2)] == [2]
     assert pushed(core, 0, [1, 1], clock=3) == []

@@ -19,7 +19,7 @@ Server", section 3).
 
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
-- Changes of the members of an elastic job: `enter`, and of its kvstore: `change_in_view`. Workers keep their ranks. If
+- Changes of the members of an elastic job: `enter`, and of its kvstore: `become`. Workers keep their ranks. If
   each round is a step of the optimizer here, the last step may be taken back: `hold`, rollback.py. If each push is a
   step, workers keep their clocks. Then a worker's clock may also jump, and a push that a worker repeats after the
   change counts once.
@@ -155,14 +155,10 @@ class ServerCore:
         the states that it had before."""
         return self._kept | rollback.states(self._slices, all_of_it=False)
 
-    @property
-    def kind(self) -> KVStoreKind:
-        """The kvstore's, once a worker has declared it."""
-        return self._declared.kind
-
-    def change(self, kind: KVStoreKind) -> None:
-        """The kvstore is of this kind from now on. Weights and the states of optimizers stay as they are. Raises
-        Rejected if a worker is ahead of another, or waits."""
+    def change(self, kv_store: str, staleness: float) -> KVStoreKind:
+        """The kvstore changes between two steps of all workers; see message.Change. Returns its kind from now on.
+        Raises Rejected if a worker is ahead of another, or waits."""
+        kind = self._declared.kind.changed(kv_store, staleness)
         self.flats.end_idle()
         for id, slice_ in self._slices.items():
             if slice_.is_weight and not slice_.is_settled:
@@ -170,26 +166,22 @@ class ServerCore:
                     f"the kvstore changes to {kind.type.name} while {self._declared.describe(*id)} is in use: pushes "
                     f"of each worker {slice_.clocks}, of these used {slice_.applied}"
                 )
-        self._take_kind(kind)
+        self.become(kind)
+        return kind
 
-    def _take_kind(self, kind: KVStoreKind) -> list[ServerSlice]:
-        """Returns the slices for which that decides whether each push is a step."""
+    def become(self, kind: KVStoreKind) -> None:
+        """The kvstore is of this kind from now on. Weights and the states of optimizers stay as they are. In a new view
+        of an elastic job call this after `enter`. If it decides whether each push is a step, all workers must be
+        between two steps, and hold the same number of them."""
         self._declared.change(kind)
         self.staleness, synchronous = kind.staleness, kind.type.synchronous
-        changed = [slice_ for slice_ in self._slices.values() if slice_.is_weight and slice_.at_once == synchronous]
-        for slice_ in changed:
-            slice_.step_at_once(not synchronous)
-        return changed
-
-    def change_in_view(self, kind: KVStoreKind) -> None:
-        """In a new view of an elastic job the kvstore is of this kind. Call this after `enter`. If the change decides
-        whether each push is a step, all workers must be between two steps, and hold the same number of them."""
-        synchronous = kind.type.synchronous
-        for slice_ in self._take_kind(kind):
-            if synchronous:
-                slice_.count_from(slice_.completed)
-            slice_.can_roll_back = synchronous
-            slice_.keep_last_step(None)
+        for slice_ in self._slices.values():
+            if slice_.is_weight and slice_.at_once == synchronous:
+                slice_.step_at_once(not synchronous)
+                if synchronous:
+                    slice_.count_from(slice_.completed)
+                slice_.can_roll_back = self._elastic and synchronous
+                slice_.keep_last_step(None)
         if synchronous:
             self.gone.clear()
 

@@ -101,12 +101,11 @@ class ServerProcess:
         """All workers wait between two steps: the kvstore changes."""
         try:
             with self._service.quiescent() as core:
-                core.change(core.kind.changed(message.kv_store, message.staleness))
-                now = str(core.kind)
+                now = core.change(message.kv_store, message.staleness)
         except Rejected as error:
             self._fail(str(error))
         else:
-            self._control.send(Changed(message.number, now))
+            self._control.send(Changed(message.number, str(now)))
 
     def _left(self, message: Left) -> None:
         if self._environment.elastic:

@@ -144,7 +144,7 @@ class Service:
         others = self._servers != view.servers or bool(view.joined_servers)
         self._core.enter(view.hosts, lost, others)
         if kind := kind_of(view):
-            self._core.change_in_view(kind)
+            self._core.become(kind)
         self._servers = view.servers
         replaced = joined & self._answers.joining.keys()  # a replay's workers return by the links that they have
         self._answers.enter(view.number, view.members, lost | replaced)
