@@ -24,7 +24,7 @@ LEVELS = {  # folder -> its modules and folders from the bottom up: each imports
         *("checkpoints options report", "rounds", "train", "api experiment data_command fit", "score", "__init__"),
     ),
     "dmltrain/kvstore": (
-        *("local_steps waiting state_file log scratch spawned step view", "types", "kind", "base"),
+        *("local_steps waiting state_file log scratch spawned step view", "types ops", "kind", "base"),
         *("codec agreement choices", "rules", "transport", "scheduler", "server", "worker", "local"),
         "__init__",
     ),
@@ -43,16 +43,14 @@ LOOSE = {"__init__", "fit", "score", "version"}  # modules of dmltrain that are 
 # A limit may be moved only in a commit that says why.
 MOST_MODULES = 20  # of a folder; TABLES have one file for each row
 MOST_METHODS, MOST_LEVELS = 25, 3  # of a class, and of the project's classes above one another
+INTERFACES = {"KVStore"}  # whose public names scripts know: they do not count, nor where a class below has them anew
 MOST_WORDS = 45  # in the glossary
 SMALL, MOST_SMALL = 60, 20  # lines; how many modules of so few only one other module imports
 TABLES = {"dmltrain/models", "dmltrain/data/readers"}
-LARGE = {  # classes with more methods, and how many they have: they may only shrink. KVStore has MXNet's interface.
-    "dmltrain/kvstore/base.py KVStore": 40,
+LARGE = {  # classes with more methods, and how many they have: they may only shrink
     "dmltrain/kvstore/server/service.py Service": 40,
     "dmltrain/kvstore/server/core.py ServerCore": 39,
     "dmltrain/kvstore/server/slice.py ServerSlice": 29,
-    "dmltrain/kvstore/worker/elastic_store.py ElasticKVStore": 47,
-    "dmltrain/kvstore/worker/store.py DistKVStore": 40,
     "dmltrain/kvstore/worker/links/server_link.py ServerLink": 32,
     "dmltrain/api/state.py State": 33,
     "dmltrain/backends/mxnet/trainer.py MXNetTrainer": 31,
@@ -141,11 +139,11 @@ def test_few_modules_are_splinters_of_another_one():
     assert len(splinters) <= MOST_SMALL, sorted(splinters)
 
 
-def classes() -> dict[str, tuple[int, list[str]]]:
-    """Path and name of each class -> how many methods it has, and the names of its bases."""
+def classes() -> dict[str, tuple[set[str], list[str]]]:
+    """Path and name of each class -> the names of its methods, and of its bases."""
     return {
         f"{path.relative_to(ROOT)} {node.name}": (
-            len({each.name for each in node.body if isinstance(each, ast.FunctionDef)}),
+            {each.name for each in node.body if isinstance(each, ast.FunctionDef)},
             [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases],
         )
         for package in PACKAGES
@@ -156,7 +154,10 @@ def classes() -> dict[str, tuple[int, list[str]]]:
 
 
 def test_no_class_has_too_many_methods():
-    found = {name: methods for name, (methods, _) in classes().items() if methods > MOST_METHODS}
+    every = {name: (methods, {name.split()[1], *bases} & INTERFACES) for name, (methods, bases) in classes().items()}
+    public = {each for name in every if name.split()[1] in INTERFACES for each in every[name][0] if each[0] != "_"}
+    counts = {name: len(methods - public if is_one else methods) for name, (methods, is_one) in every.items()}
+    found = {name: count for name, count in counts.items() if count > MOST_METHODS}
     assert {name: found[name] for name in found if found[name] > LARGE.get(name, 0)} == {}
     assert set(LARGE) == set(found), "these are small by now"
 

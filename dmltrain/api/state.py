@@ -20,7 +20,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import seal
 from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.kvstore.view import EQUAL, Balancing
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 from dmltrain.logs import record
 from dmltrain.rounds import notice
 from dmltrain.rounds.member import Member
@@ -250,12 +250,12 @@ class State:
         if not self._loader:
             raise UserError("an elastic job needs a dmltrain.loader, made before state.epochs")
         store, loader, asked = self._store, self._loader, script.in_use()
-        assert isinstance(store, ElasticKVStore)
+        assert isinstance(store.ops, ElasticOps)
         job = joining.job(store, self.workers_at_start, loader, epochs, self.model, asked.batch)
         log = record.logger(store.member)
         self._rates = Rates(log, asked.batch)
         if asked.server_snapshot is not None:
-            store.snapshot_every(asked.server_snapshot)
+            store.ops.steps.snapshots.every = asked.server_snapshot
         self._member = Member(store, log, job, env.audit() or None, self._content.give, self._take)
         self._member.has_statistics = self._statistics.present
         try:
@@ -266,7 +266,7 @@ class State:
             log.info("This worker's part has ended: %s", end)
             raise SystemExit(0) from None
         if not env.replay():
-            notice.LeaveNotice(store.leave, env.read().leave_seconds, log)
+            notice.LeaveNotice(store.ops.views.leave, env.read().leave_seconds, log)
         if self._member.journal.joins:
             self._epoch = self._member.journal.epoch
 

@@ -52,6 +52,13 @@ def read(content: _Bytes) -> Mapping[str, Array]:
     return arrays
 
 
+def pack(arrays: Mapping[str, Array]) -> bytes:
+    """An npz of arrays by name."""
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
 def shapes(content: _Bytes) -> Mapping[str, tuple[int, ...]]:
     """The shapes of the arrays of an npz by name, without their elements. Raises ValueError like `read`."""
     check(content)

@@ -15,6 +15,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore import types
+from dmltrain.kvstore.ops import Ops
 from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.waiting import Trip, Waits
 
@@ -128,11 +129,17 @@ class KVStore:
     kv_rank: int | None = None  # of this worker in a framework's own kvstore, if that assigns ranks itself
     bytes_sent: int = 0
     bytes_received: int = 0
+    pushed: float = 0.0  # when the last push was handed over, s of time.perf_counter; in distributed stores
     waits: Waits | None = None  # of the training thread so far; None if they are not measured
     elastic: bool = False  # whether the job goes on with other members when a worker is lost
     keeps_gradients: bool = False  # whether pushed memory must not change even after the results have arrived
-    is_alone: bool = False  # in an elastic job: this worker prepares to join; until then a sum is its own value
+    ops: Ops = Ops()  # in an elastic job an ElasticOps
     _names: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether, in an elastic job, this worker prepares to join; until then a sum is its own value."""
+        return self.ops.is_alone
 
     @property
     def member(self) -> int:
@@ -142,7 +149,8 @@ class KVStore:
 
     def members(self, ranks: Sequence[int]) -> list[int]:
         """The `member` numbers of the workers that have these ranks now."""
-        return list(ranks)
+        view = self.ops.view
+        return [view.members[rank] for rank in ranks] if view else list(ranks)
 
     @property
     def is_distributed(self) -> bool:
@@ -195,16 +203,18 @@ class KVStore:
         """Run `block`, which has operations with other workers, and return its result. In an elastic job the block runs
         again from its beginning after each change of the members. So its last statement must be such an operation, and
         the statements before that must not change what the block reads."""
-        return block()
+        return self.ops.repeat(block)
 
     def complete(self) -> None:
         """Call this when all results of a round of training have arrived, before the first use of them. In an elastic
         job it raises ViewChanged if the round was aborted: then the results are void."""
+        self.ops.complete()
 
     def enter(self) -> bool:
         """Call this after ViewChanged: go on as a member of the next view. Returns whether the others have completed
-        the interrupted round: then its step is made already, and must not be made again. Raises MembershipEnded."""
-        return False
+        the interrupted round: then its step is made already, and must not be made again. Raises MembershipEnded; and
+        Stopped, once, when the job ends because it has too few workers."""
+        return self.ops.enter()
 
     def all_reduce(self, name: str, array: Array) -> Array:
         """The elementwise sum of all workers' arrays (float64), in every type of store. Every worker must call it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dmltrain.base import npz
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, check_rate, keys_and_values, summed
@@ -63,12 +63,9 @@ class LocalKVStore(KVStore):
             self._optimize(name)
 
     def save_optimizer_states(self, path: str) -> None:
-        stream = io.BytesIO()
-        np.savez(
-            stream,
-            **{f"{name}/{field}": array for name, step in self._steps.items() for field, array in step.state().items()},
-        )
-        write_whole(Path(path), stream.getbuffer())
+        states = {name: step.state() for name, step in self._steps.items()}
+        arrays = {f"{name}/{field}": array for name, state in states.items() for field, array in state.items()}
+        write_whole(Path(path), npz.pack(arrays))
 
     def load_optimizer_states(self, path: str) -> None:
         arrays = read_arrays(path)

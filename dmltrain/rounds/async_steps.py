@@ -90,7 +90,7 @@ class AsyncSteps:
 
     def own_positions(self) -> Array:
         """The positions that this member is training."""
-        step = self.assignment.next_of(self._member.store.member, self._member.store.clock)
+        step = self.assignment.next_of(self._member.store.member, self._member.ops.clock)
         return step[1] if step else self.assignment.left[:0]
 
 
@@ -101,7 +101,7 @@ class AsyncRounds:
         """`first` and `stop`: see MemberRounds."""
         assert isinstance(member.steps, AsyncSteps)
         self._member, self._steps = member, member.steps
-        member.journal.assign_steps(epoch, member.view, member.store.clock, first, stop)
+        member.journal.assign_steps(epoch, member.view, member.ops.clock, first, stop)
         self._part_of = self.assignment  # for which `part` was asked
         self.count = first  # steps of this worker
 
@@ -112,26 +112,26 @@ class AsyncRounds:
     @property
     def step(self) -> int:
         """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
-        return self.assignment.step_at(self._member.store.clock)
+        return self.assignment.step_at(self._member.ops.clock)
 
     def is_over(self) -> bool:
         """Whether all samples of the epoch are used. If this worker has none left, it waits for the others. In a view
         that drains it waits for the next view."""
         over = self._member.store.repeat(self._is_over)
-        self._member.store.wait_for_change()
+        self._member.ops.wait_for_change()
         return over
 
     def _is_over(self) -> bool:
         """When all samples are used, all members take the weights after the last step. The two barriers are the last
         ops of a view that drains: see APART in scheduler/membership/kind_change.py."""
-        store, drains = self._member.store, self._member.view.drains
-        if self.assignment.next_of(store.member, store.clock):
+        store, ops, drains = self._member.store, self._member.ops, self._member.view.drains
+        if self.assignment.next_of(store.member, ops.clock):
             return False
         if not drains:
             self._admit()
-        store.rest(self.assignment.end)
+        ops.rest(self.assignment.end)
         store.barrier()
-        store.take_weights()  # all steps are made: these are the same for all
+        ops.steps.take_weights()  # all steps are made: these are the same for all
         store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
         if not drains:
             self.assignment.finish()
@@ -140,7 +140,7 @@ class AsyncRounds:
     def _admit(self) -> None:
         """Before a step, or when no step is left: let workers that wait join or leave."""
         if self._member.view.leader == self._member.store.member:
-            self._member.store.admit()
+            self._member.ops.admit()
 
     @property
     def has_moved(self) -> bool:
@@ -150,16 +150,16 @@ class AsyncRounds:
     def part(self, epoch: Epoch) -> Part:
         """The samples of this worker from its next step on, until `end` says otherwise."""
         self._part_of, self._member.order = self.assignment, epoch
-        return self.assignment.part(self._member.store.member, self._member.store.clock, epoch)
+        return self.assignment.part(self._member.store.member, self._member.ops.clock, epoch)
 
     def begin(self) -> tuple[Array, int]:
         """Call this before the first push of a step. Returns its positions, int64, and their number. Workers that wait
         may join here. Raises JobLost."""
-        member, store = self._member, self._member.store
+        member, store, ops = self._member, self._member.store, self._member.ops
         self._admit()
-        step = self.assignment.next_of(store.member, store.clock)
+        step = self.assignment.next_of(store.member, ops.clock)
         assert step is not None  # see is_over, and part
-        store.skip_to(step[0] - 1)
+        ops.steps.skip_to(step[0] - 1)
         self._steps.begun = True
         member.journal.began(step[0], member.view, step[1])
         return step[1], len(step[1])
@@ -168,6 +168,6 @@ class AsyncRounds:
         """The step was made; `checksums`: this worker's, float64 (3,). Returns whether the steps to come are not those
         of the last `part`."""
         self._steps.begun = False
-        self._member.journal.committed_step(self._member.store.clock, checksums)
+        self._member.journal.committed_step(self._member.ops.clock, checksums)
         self.count += 1
         return self.has_moved

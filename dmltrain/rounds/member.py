@@ -17,9 +17,10 @@ from dmltrain.audit.journal import Journal
 from dmltrain.audit.views_file import JobFacts
 from dmltrain.base import env
 from dmltrain.data.assignment.parts import Epoch
+from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.clocks import Clocks
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 from dmltrain.rounds.async_steps import AsyncSteps
 from dmltrain.rounds.poison_samples import PoisonSamples
 from dmltrain.rounds.sync_steps import SyncSteps
@@ -74,10 +75,9 @@ class Member:
 
     has_statistics = False
 
-    def __init__(
-        self, store: ElasticKVStore, log: Logger, job: JobFacts, audit: str | None, give: Give, take: Take
-    ) -> None:
-        self.store, self._log, self._job = store, log, job
+    def __init__(self, store: KVStore, log: Logger, job: JobFacts, audit: str | None, give: Give, take: Take) -> None:
+        assert isinstance(store.ops, ElasticOps)
+        self.store, self.ops, self._log, self._job = store, store.ops, log, job
         self.journal = Journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
         self.poison_samples = PoisonSamples()
         self.before: View | None = None  # the last view that was entered
@@ -97,7 +97,7 @@ class Member:
     @property
     def view(self) -> View:
         """The view in which the last op was completed. Only after `start`."""
-        view = self.store.view
+        view = self.ops.view
         assert view is not None
         return view
 
@@ -116,7 +116,7 @@ class Member:
         )
         views = replay(self._job) if self.store.member == 0 and not self.store.is_alone else ()
         facts = {"version": __version__, **facts, **vars(self._job)}
-        self.store.start(self, facts, views, balance, self._why_fixed(balance))
+        self.ops.start(self, facts, views, balance, self._why_fixed(balance))
 
     def _why_fixed(self, balance: Balancing) -> str:
         """Why the kvstore of this job must stay synchronous; empty if it can change."""
@@ -129,18 +129,18 @@ class Member:
         """Call this after MembershipEnded: wait for a later view of the replay that has this worker. Raises JobLost,
         and MembershipEnded if there is none."""
         self.journal.lacks_state = True
-        self.store.wait_to_return()
+        self.ops.views.wait_to_return()
 
     def measured(self, view: View, samples: int, seconds: float) -> None:
         """This worker has computed a round of this view for `seconds`, without its waits for others."""
         if not self._speed:
             return
         if speed := self._speed.round(view.number, samples, seconds, time.perf_counter()):
-            self.store.report_speed(view, speed)
+            self.ops.report_speed(view, speed)
 
     def close(self) -> None:
         """Call this last, before this worker leaves the job."""
-        self.journal.close(self.store.done)
+        self.journal.close(self.ops.done)
 
     # -- Training -------------------------------------------------------------------------------------------------
 
@@ -172,9 +172,9 @@ class Member:
         self.journal.entered(view, missed)
         if isinstance(self.steps, SyncSteps) != self.steps_together:
             self.steps = self._new_steps()
-            self.journal.assign_rest(self.store.clock)
+            self.journal.assign_rest(self.ops.clock)
         self.steps.note_failures(view)
-        if view.number > 1 and self.store.keeps_residuals:
+        if view.number > 1 and self.ops.keeps_residuals:
             self._log_residuals(view)
         if self.has_statistics:
             self._log_statistics(view)

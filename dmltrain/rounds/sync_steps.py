@@ -33,7 +33,7 @@ class SyncSteps:
     def state_is_shared(self) -> None:
         """All members have the state of training."""
         member = self._member
-        member.journal.postponed(member.store.done + 1, member.view)
+        member.journal.postponed(member.ops.done + 1, member.view)
 
     def note_failures(self, view: View) -> None:
         """Remember the samples of the members that have failed and are lost with this view."""
@@ -75,7 +75,7 @@ class SyncRounds:
 
     def is_over(self) -> bool:
         """Whether all samples of the epoch are used. In a view that drains this waits for the next view."""
-        self._member.store.wait_for_change()
+        self._member.ops.wait_for_change()
         return self.assignment.finished
 
     @property
@@ -97,11 +97,11 @@ class SyncRounds:
         """Before the first push of the round: this worker's positions, int64, and how many were assigned to all. Those
         who wait may join. Raises JobLost."""
         member = self._member
-        store, view = member.store, member.view
+        store, ops, view = member.store, member.ops, member.view
         if view.leader == store.member:
-            store.admit()
+            ops.admit()
         positions = self.assignment.positions_of(store.member)
-        member.journal.began(store.done + 1, view, positions)
+        member.journal.began(ops.done + 1, view, positions)
         self._begun = view, len(positions), time.perf_counter()
         return positions, self.assignment.round.size
 
@@ -115,6 +115,6 @@ class SyncRounds:
         began, samples, since = self._begun
         if view is began:
             member.measured(view, samples, member.store.pushed - since)
-        member.journal.committed(member.store.done, view, self.assignment.round.size, checksums)
+        member.journal.committed(member.ops.done, view, self.assignment.round.size, checksums)
         self.assignment.committed(view.members, view.shares)
         return joined or view is not self._part_view or view.drains

@@ -14,7 +14,7 @@ from dmltrain.base import env
 from dmltrain.data.assignment.parts import Epoch, Shared
 from dmltrain.kvstore.base import MembershipEnded, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 from dmltrain.options.distribution import SNAPSHOT_SECONDS
 from dmltrain.options.images import ImageOptions
 from dmltrain.options.network import NetworkOptions
@@ -60,15 +60,15 @@ def join_job(run: Run) -> Run:
     waits until it has joined. Returns the run, which starts where the others are. Raises UserError for a replay of
     another job, JobLost, MembershipEnded."""
     store = run.store
-    assert isinstance(store, ElasticKVStore)
+    assert isinstance(store.ops, ElasticOps)
     member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
     member.has_statistics = bool(run.network.auxiliary())
     run = replace(run, member=member)
     every = run.options.server_snapshot
-    store.snapshot_every(SNAPSHOT_SECONDS if every is None else every)
+    store.ops.steps.snapshots.every = SNAPSHOT_SECONDS if every is None else every
     member.start(_facts(run), partial(_replayed, run), _balancing(run))
     if run.options.replay is None:
-        notice.LeaveNotice(store.leave, env.read().leave_seconds, run.log)
+        notice.LeaveNotice(store.ops.views.leave, env.read().leave_seconds, run.log)
     return replace(run, start=Position(member.journal.epoch)) if member.journal.joins else run
 
 

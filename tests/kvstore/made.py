@@ -2,7 +2,11 @@
 
 import numpy as np
 
+from dmltrain.kvstore import types
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey, ServerAddress, Start, WorkerAddress
+
+SYNC = KVStoreKind(types.find("dist_sync"), 0.0)
 
 
 def start(workers, servers):

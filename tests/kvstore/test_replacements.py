@@ -22,7 +22,7 @@ from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.routes import Sharing
 from dmltrain.kvstore.worker.membership import Membership
 from tests.kvstore import served
-from tests.kvstore.made import start
+from tests.kvstore.made import SYNC, start
 from tests.kvstore.served import ELASTIC, FIRST, Peer, Process, Server, answered, expect_sum, heard, leave, push
 from tests.kvstore.whole_job import NEVER, begun
 from tests.waiting import SECONDS, wait_for
@@ -319,7 +319,7 @@ def test_a_joining_worker_that_is_rejected_says_why_and_ends_no_job(serve, share
     server.service.enter(THIRD)
     for each in member.routes.links:
         each.enter(3)
-    entries = KeyEntries(member.routes, 3, "dist_sync", 0.0, SECONDS)
+    entries = KeyEntries(member.routes, 3, SYNC, SECONDS)
     entries.declare(["k0"], [np.zeros(9, np.float32)], is_weight=True)
     with pytest.raises(JobLost, match="another worker as 'k0' .*same model"):
         member.flush()

@@ -29,7 +29,7 @@ from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 from dmltrain.kvstore.worker.links.worker_slice import Destination, WorkerSlice
-from tests.kvstore.made import start
+from tests.kvstore.made import SYNC, start
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
@@ -412,7 +412,7 @@ class Worker:
 
     def __init__(self, rank, start_message, sharing):
         self.routes = Routes(replace(OF_THREE, index=rank), start_message, sharing, lambda reason: None, pytest.fail)
-        self.entries = KeyEntries(self.routes, 3, "dist_sync", 0.0, SECONDS)
+        self.entries = KeyEntries(self.routes, 3, SYNC, SECONDS)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
         for asked in [server_link.last_request() for server_link in self.routes.links]:
             if asked:

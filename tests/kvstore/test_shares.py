@@ -22,15 +22,17 @@ from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain.kvstore.view import View
-from dmltrain.kvstore.worker import resharding, store
+from dmltrain.kvstore.worker import limits, resharding
 from dmltrain.kvstore.worker.keys import FIRST_SUM, KeyEntries
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.sharding import Slice, shares
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.kvstore.worker.reading import joined
-from dmltrain.kvstore.worker.server_steps import _by_slice, _said, keepers
+from dmltrain.kvstore.worker.server_steps.restoring import _by_slice, _said
+from dmltrain.kvstore.worker.server_steps.snapshots import keepers
 from tests.fuzzing import peak
+from tests.kvstore.made import SYNC
 
 FIVE = ["h1", "h2", "h3", "h4", "h5"]
 
@@ -114,10 +116,10 @@ def test_a_job_whose_first_server_holds_nothing_computes_the_same(whole_job, mon
         asked.append((len(workers), len(servers), len(rates)))
         return [0.0, 1.0]
 
-    monkeypatch.setattr(store, "shares", chosen)
+    monkeypatch.setattr(limits, "shares", chosen)
     job = whole_job(server_shares="links", probe=True, transport="tcp")
-    for least, most, limits in job.all(trained):
-        assert (least, most) == (3.0, 3.0) and limits.endswith("servers hold 0, 100 % of the weights")
+    for least, most, said in job.all(trained):
+        assert (least, most) == (3.0, 3.0) and said.endswith("servers hold 0, 100 % of the weights")
     assert asked == [(2, 2, 1)] * 2
     with pytest.raises(UserError, match="server shares by links need the optimizer on the workers"):
         job.stores[0].set_optimizer({"name": "plain"})
@@ -229,7 +231,7 @@ def entries_on(servers):
 
     routes = SimpleNamespace(servers=servers, num_servers=len(servers), host=None, direct=direct, of_weight=direct)
     routes.summed = lambda server: 1
-    return KeyEntries(routes, 2, "dist_sync", 0.0, 1.0)
+    return KeyEntries(routes, 2, SYNC, 1.0)
 
 
 def test_each_server_is_told_about_its_own_slices_once():

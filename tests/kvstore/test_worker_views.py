@@ -28,7 +28,7 @@ from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 from dmltrain.kvstore.worker.progress import Progress
 from dmltrain.kvstore.worker.transfers import Transfers
 from tests.kvstore import served
-from tests.kvstore.made import start
+from tests.kvstore.made import SYNC, start
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS, wait_for
 
@@ -57,8 +57,8 @@ class Worker:
         self.sharing = Sharing(environment, sums=False)
         message = start([(host.identity(), "")] * WORKERS, [server.address for server in servers])
         self.routes = Routes(environment, message, self.sharing, lambda lost: None, pytest.fail)
-        self.entries = KeyEntries(self.routes, WORKERS, "dist_sync", 0.0, SECONDS)
-        self.transfers = Transfers(self, self.entries, self.sharing.arena, True, SECONDS, flat_keys=False)
+        self.entries = KeyEntries(self.routes, WORKERS, SYNC, SECONDS)
+        self.transfers = Transfers(self, self.entries, self.sharing.arena, SECONDS, flat_keys=False)
 
     def watched(self, handle):
         if self.pending:

@@ -36,7 +36,7 @@ for epoch in state.epochs(int(epochs)):
         wait_for(Path(f"go-{epoch}").exists, f"go-{epoch}")
     if late and late[1] == "save" and epoch == 1:
         if own == late[0]:
-            wait_for_loss(optimizer.store._progress)
+            wait_for_loss(optimizer.store.ops._progress)
         state.save("checkpoint.pt")
     for step, (ones,) in enumerate(loader):
         optimizer.zero_grad()
@@ -45,6 +45,6 @@ for epoch in state.epochs(int(epochs)):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
     if late == [own, "synchronize"] and epoch == 0:
-        wait_for_loss(optimizer.store._progress)
+        wait_for_loss(optimizer.store.ops._progress)
         optimizer.synchronize()
 print(f"The weight says {-model.weight.item() / RATE:g} steps", flush=True)

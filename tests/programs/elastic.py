@@ -36,9 +36,11 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.scheduler.connection import Connection
 from dmltrain.kvstore.scheduler.job_end import JobEnd
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
+from dmltrain.kvstore.worker.entering.views import EnteredViews
 from dmltrain.kvstore.worker.progress import Progress
 from dmltrain.kvstore.worker.residual import ResidualHandover
+from dmltrain.kvstore.worker.store import DistKVStore
 from tests.waiting import wait_for
 
 
@@ -54,24 +56,21 @@ POINTS = {  # name -> owner and function
     "training": (Split, "training"),  # images are prepared, on another thread
     "train_step": (TorchTrainer, "train_step"),
     "evaluate": (TorchTrainer, "evaluate"),
-    "pushpull": (ElasticKVStore, "pushpull"),  # of a bucket, or of a receipt
-    "push": (ElasticKVStore, "push"),  # of a bucket, where the servers make the steps
-    "complete": (ElasticKVStore, "complete"),  # before: all results are here; after: this worker holds the op
+    "pushpull": (DistKVStore, "pushpull"),  # of a bucket, or of a receipt
+    "push": (DistKVStore, "push"),  # of a bucket, where the servers make the steps
+    "complete": (ElasticOps, "complete"),  # before: all results are here; after: this worker holds the op
     "start": (ElasticMembership, "start"),  # after: the first view has been announced
-    "op": (ElasticKVStore, "_op"),  # one that is no round
+    "op": (ElasticOps, "run"),  # one that is no round
     "wait": (Handle, "wait"),  # all is on its way to the servers
     "wait for release": (JobEnd, "wait"),  # a barrier is on its way to the scheduler
     "barrier": (ElasticMembership, "barrier"),
-    "enter": (ElasticKVStore, "enter"),
-    "close": (ElasticKVStore, "close"),
+    "enter": (EnteredViews, "enter"),
+    "close": (DistKVStore, "close"),
     "bye": (Control, "bye"),  # in close: the servers know that this worker leaves, the scheduler does not
     "freeze": (Progress, "freeze"),  # the scheduler asks which op this worker holds
     "introduce": (Connection, "_introduce"),  # to the next scheduler
     "invite": (Progress, "invite"),  # the scheduler tells the leader who waits to join
-    "exchange": (
-        ResidualHandover,
-        "exchange",
-    ),  # of residuals that are handed over, or of none, in a view with new members
+    "exchange": (ResidualHandover, "exchange"),  # of residuals that are handed over, or of none: one has joined
     "settle": (ResidualHandover, "settle"),  # before: that is recognised; after: residuals have changed
     "announce": (Progress, "announce"),  # of a view, the first one too
     "newcomer": (Newcomer, "heard_of"),  # the leader is invited because of it, or it joins with a change under way
@@ -103,7 +102,7 @@ class Place:
 place = Place()
 passed: Counter[tuple[str, str]] = Counter()
 reached: set[tuple[str, str, str]] = set()  # when, point, at
-stores: list[ElasticKVStore] = []
+members: list[ElasticMembership] = []
 changed = threading.Condition()
 
 
@@ -152,7 +151,7 @@ def watch(point: str, faults: dict[tuple[str, str, str], str], marks: set[Path],
     function = getattr(owner, name)
 
     def passes(when: str) -> None:
-        if not (stores and stores[0].view or point in ("start", "announce", "invite", "newcomer")):
+        if not (members and members[0].progress.view or point in ("start", "announce", "invite", "newcomer")):
             return
         with changed:
             place.pass_by(when, point)
@@ -179,15 +178,14 @@ def watch(point: str, faults: dict[tuple[str, str, str], str], marks: set[Path],
     setattr(owner, name, watched)
 
 
-def remember_store() -> None:
-    join = ElasticKVStore._join
+def remember_membership() -> None:
+    join = ElasticMembership.__init__
 
-    def joined(store, *words):
-        found = join(store, *words)
-        stores.append(store)
-        return found
+    def joined(member, *words):
+        join(member, *words)
+        members.append(member)
 
-    ElasticKVStore._join = joined
+    ElasticMembership.__init__ = joined
 
 
 def tell_of_newcomers() -> None:
@@ -239,7 +237,7 @@ def install(member: int, words: list[str], trace: Path | None) -> None:
         fail_at(int(index), UserError("it is damaged") if what == "unreadable" else RuntimeError("a bad sample"))
     own = [word[1:] for word in words if word[0] == str(member)]
     marks = {mark(point) for word in words for point in word[-1].partition(ONCE)[2].split()}
-    remember_store()
+    remember_membership()
     tell_of_newcomers()
     for point in POINTS:
         watch(point, {(when, name, at): what for when, name, at, what in (e for e in own if len(e) == 4)}, marks, trace)

@@ -28,7 +28,8 @@ import dmltrain
 from dmltrain.api.state import newest
 from dmltrain.backends.torch.distributed import DistributedOptimizer as Optimizer
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore as Store
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
+from dmltrain.kvstore.worker.store import DistKVStore
 from tests.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples/elastic_script.py"
@@ -53,16 +54,17 @@ def around(owner, name, before=None, after=None):
 def making(op, act, name="complete", key=""):
     """Do this when the round is made, before this function; of a key that begins so."""
 
-    def before(store, *words):
-        if store.view and store.done + 1 == op and (not key or words[0].startswith(key)):
-            act(store)
+    def before(subject, *words):
+        ops = getattr(subject, "ops", subject)
+        if ops.view and ops.done + 1 == op and (not key or words[0].startswith(key)):
+            act(ops)
 
-    around(Store, name, before=before)
+    around(DistKVStore if name == "pushpull" else ElasticOps, name, before=before)
 
 
 def made(op, act, name="complete"):
     """Do this after this function, when the round is made."""
-    around(Store, name, after=lambda store, _: act(store) if store.done == op else None)
+    around(ElasticOps, name, after=lambda ops, _: act(ops) if ops.done == op else None)
 
 
 def kill(_=None):
@@ -77,18 +79,17 @@ def kill_server(number):
     return lambda _: os.kill(int(Path(f"server-{number}.pid").read_text()), signal.SIGKILL)
 
 
-def wait_to_be_asked(store):
-    progress = store._progress
-    wait_for(lambda: progress._flush is not None or progress.pending, "the scheduler asks")
+def wait_to_be_asked(ops):
+    wait_for(lambda: ops._progress._flush is not None or ops._progress.pending, "the scheduler asks")
 
 
 def wait_for_change(op):
-    def before(store):
-        if store.done + 1 == op:
+    def before(ops):
+        if ops.done + 1 == op:
             print("This worker waits for one that comes or leaves", flush=True)
-            wait_for(lambda: store._progress.invited or store.view.left, "a worker that wants to join or to leave")
+            wait_for(lambda: ops._progress.invited or ops.view.left, "a worker that wants to join or to leave")
 
-    around(Store, "admit", before=before)
+    around(ElasticOps, "admit", before=before)
 
 
 def fail(kind):
@@ -113,11 +114,11 @@ def distribute_with(**options):
 
 
 def kill_in_own(step):
-    around(Store, "push", after=lambda store, _: kill() if store.clock + 1 == step else None)
+    around(DistKVStore, "push", after=lambda store, _: kill() if store.ops.clock + 1 == step else None)
 
 
 def wait_for_loss(optimizer):
-    wait_for(lambda: optimizer.store._progress.pending, "the loss of a member")
+    wait_for(lambda: optimizer.store.ops._progress.pending, "the loss of a member")
 
 
 def save(optimizer):
@@ -131,12 +132,12 @@ def save_when_agreed(optimizer):
 
 
 def kill_when_agreed(op):
-    def after(store, handle):
-        if store.done + 1 == op:
+    def after(ops, handle):
+        if ops.done + 1 == op:
             wait_for(lambda: handle.done, "how many samples all have")
             kill()
 
-    around(Store, "sum_in_round", after=after)
+    around(ElasticOps, "sum_in_round", after=after)
 
 
 def read_state(optimizer):
@@ -144,16 +145,9 @@ def read_state(optimizer):
     print("The servers' states:", len(optimizer.state_dict()["servers"]), flush=True)
 
 
-def before_step(op, act):
-    around(Optimizer, "step", before=lambda optimizer, *_: act(optimizer) if optimizer.store.done == op - 1 else None)
-
-
-def after_step(op, act):
-    around(Optimizer, "step", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op else None)
-
-
-def after_beginning(op, act):
-    around(Optimizer, "round", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op - 1 else None)
+def beside(name, moment, op, act):
+    """Do this before or after this function of the optimizer, where the worker holds so many ops."""
+    around(Optimizer, name, **{moment: lambda own, *_: act(own) if own.store.ops.done == op else None})
 
 
 FAULTS = {  # of an op, a step or another number
@@ -168,11 +162,11 @@ FAULTS = {  # of an op, a step or another number
     "slow": lambda milliseconds: slow_down(milliseconds / 1000),
     "copies": lambda seconds: distribute_with(update_on_kvstore=True, server_snapshot=seconds),
     "alone": kill_in_own,
-    "saves": lambda op: after_beginning(op, save_when_agreed),
-    "saves-after": lambda op: after_step(op, save),
+    "saves": lambda op: beside("round", "after", op - 1, save_when_agreed),
+    "saves-after": lambda op: beside("step", "after", op, save),
     "agreed": kill_when_agreed,
-    "reads": lambda op: after_step(op, read_state),
-    "reads-in": lambda op: before_step(op, read_state),
+    "reads": lambda op: beside("step", "after", op, read_state),
+    "reads-in": lambda op: beside("step", "before", op - 1, read_state),
 }
 
 faults, *sys.argv[1:] = sys.argv[1:]

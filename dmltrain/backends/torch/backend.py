@@ -62,11 +62,9 @@ class TorchBackend:
         return LocalKVStore(kind, make_step)
 
     def store(self, kind: str, staleness: float, environment: Environment) -> KVStore:
-        from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
         from dmltrain.kvstore.worker.store import DistKVStore
 
-        store_class = ElasticKVStore if environment.elastic else DistKVStore
-        return store_class(kind, staleness, environment)
+        return DistKVStore(kind, staleness, environment)
 
     def serve(self, environment: Environment) -> str:
         if environment.role == "scheduler":

@@ -19,6 +19,7 @@ from dmltrain.kvstore.worker.membership import Membership
 
 CHUNK = 1 << 22  # bytes
 SMALLEST = 1 << 12  # bytes; a last chunk's size is rounded up to a power of two, so that there are few keys
+CHUNK_OF_SUM = 1 << 16  # bytes; each takes 8 on the wire
 Pull = Callable[[str, Array, int], Handle]  # (key, out, priority)
 
 
@@ -58,3 +59,12 @@ class Broadcast:
 
 def _rounded(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length())
+
+
+def by_sums(all_reduce: Callable[[str, Array], Array], values: Array, needed: bool, is_source: bool) -> None:
+    """A broadcast in a view of an elastic job: an op for each chunk, the sum of the source's bytes and zeros."""
+    for start in range(0, values.size, CHUNK_OF_SUM):
+        part = values[start : start + CHUNK_OF_SUM]
+        total = all_reduce("bytes of one worker", part if is_source else np.zeros_like(part))
+        if needed:
+            part[:] = total.astype(np.uint8)

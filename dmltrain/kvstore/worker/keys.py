@@ -12,6 +12,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.transport.message import Declare, encode
 from dmltrain.kvstore.worker.entry import KeyEntry, declared
 from dmltrain.kvstore.worker.links import sharding
@@ -27,13 +28,12 @@ FIRST_SUM = 1 << 31  # first number of keys that are not weights, so that the nu
 
 @dataclass(eq=False)
 class KeyEntries:
-    """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: time limit for an answer; `apart`:
-    no server is on a host with workers."""
+    """`kind`: the kvstore's, as declared to the servers; `seconds`: time limit for an answer; `apart`: no server is on
+    a host with workers."""
 
     routes: Routes
     num_workers: int
-    kind: str
-    staleness: float
+    kind: KVStoreKind
     seconds: float
     apart: bool = False
     can_undo: bool = False  # whether the changes of residuals by an aborted round can be taken back
@@ -181,7 +181,8 @@ class KeyEntries:
             for name in names
             for entry in [self._by_name[name]]
         ]
-        message = Declare(self.kind, self.staleness, tuple(declaration for declaration in here if declaration.slices))
+        slices = tuple(declaration for declaration in here if declaration.slices)
+        message = Declare(self.kind.type.name, self.kind.staleness, slices)
         link.request(encode(message, link.view), self.seconds)
 
     def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> KeyEntry:

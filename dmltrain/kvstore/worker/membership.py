@@ -12,18 +12,22 @@ from dmltrain.kvstore.base import Handle, MembershipEnded
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport.message import Change, LinkLost, Took
+from dmltrain.kvstore.transport.outbox import LAST
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.worker.changes import WorkerChanges
 from dmltrain.kvstore.worker.links.routes import Routes, Sharing
+from dmltrain.kvstore.worker.links.server_link import ServerLink
 
 LINGER_SECONDS = 2.0  # for the scheduler to report a process that could not be reached; for a cut link's thread to end
 
 
 class Membership:
-    """Registers with the scheduler, waits for its `start_message`, and connects to the servers (`routes`). Raises
-    JobLost or UserError."""
+    """Registers with the scheduler, waits for its `start_message`, and connects to the servers (`routes`). `rank` and
+    `num_workers`: this worker's place among the present workers, and their number. Raises JobLost or UserError."""
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
         self._environment = environment
+        self.rank, self.num_workers = environment.index, environment.num_workers
         self._closed = False
         self._process = os.getpid()
         self._barriers = 0
@@ -46,6 +50,9 @@ class Membership:
         self._barriers += 1
         self._control.barrier(f"{self._barriers}")
 
+    def confirm(self) -> None:
+        """See KVStore.confirm."""
+
     def due_change(self) -> Change | None:
         """A step has been made. Returns the change of the kvstore that comes after it, if any. Raises JobLost."""
         if not self.changes.step_made():
@@ -61,6 +68,23 @@ class Membership:
     def took(self, seconds: float) -> None:
         """Report how long this worker computes in a step."""
         self._control.send(Took(seconds))
+
+    def request(
+        self, server: ServerLink, frame: bytes, answer: list[bytearray] | None = None, priority: int = LAST
+    ) -> Handle:
+        """See ServerLink.request; the handle fails if the job is lost."""
+        return self.watched(server.request(frame, self._environment.wait_seconds, answer, priority=priority))
+
+    def answers(self, kind: FrameKind) -> list[bytearray]:
+        """The answers of all servers, by number, to a frame of this kind. Raises JobLost, ViewChanged."""
+        answers: list[list[bytearray]] = [[] for _ in self.routes.servers]
+        handles = [
+            self.request(server, Header(kind, 0, server.view).pack(), answer)
+            for server, answer in zip(self.routes.servers, answers, strict=True)
+        ]
+        for handle in handles:
+            handle.wait()
+        return [answer[0] for answer in answers]
 
     def watched(self, handle: Handle) -> Handle:
         """The handle; it fails immediately if the job is already lost."""

@@ -7,7 +7,6 @@ such as counts of steps, are those of the old slice in which a new one begins. s
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -124,6 +123,4 @@ def _packed(keys: Mapping[int, _Joined], slices: Sequence[Slice]) -> bytes:
         for slice_ in slices
         for name, array in keys[slice_.key].cut(slice_.start, slice_.length).items()
     }
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    return stream.getvalue()
+    return npz.pack(arrays)

@@ -1,5 +1,6 @@
-"""The interface of the distributed kvstores. membership.py has the worker's membership in the job, transfers.py pushes
-and pulls, states.py the contents of checkpoints, bound.py the limits of network and memory.
+"""The interface of the distributed kvstores. membership.py has the worker's membership in the job, elastic_ops.py what
+differs in an elastic one, transfers.py pushes and pulls, states.py the contents of checkpoints, limits.py the limits of
+network and memory, present_kind.py changes of the kvstore.
 """
 
 from __future__ import annotations
@@ -16,63 +17,80 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
 from dmltrain.kvstore.kind import KVStoreKind
-from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import Change, Optimizer, encode
+from dmltrain.kvstore.transport.message import Optimizer, encode
+from dmltrain.kvstore.transport.wire import FrameKind
 from dmltrain.kvstore.waiting import StepTimer, Waits
-from dmltrain.kvstore.worker import changes
-from dmltrain.kvstore.worker.broadcast import Broadcast
-from dmltrain.kvstore.worker.changes import UNKNOWN
+from dmltrain.kvstore.worker.broadcast import Broadcast, by_sums
+from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.gathering import Gathering
 from dmltrain.kvstore.worker.keys import KeyEntries
-from dmltrain.kvstore.worker.links.bound import Bound, Carried
+from dmltrain.kvstore.worker.limits import Limits
+from dmltrain.kvstore.worker.links.bound import Carried
 from dmltrain.kvstore.worker.links.routes import Sharing, carried
-from dmltrain.kvstore.worker.links.sharding import shares
 from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.present_kind import PresentKind
 from dmltrain.kvstore.worker.states import States
 from dmltrain.kvstore.worker.transfers import Transfers
 
 
 class DistKVStore(KVStore):
-    """All distributed types. `staleness`: the bound, in clocks; see dmltrain.kvstore.create."""
+    """All distributed types. `staleness`: the bound, in clocks; see dmltrain.kvstore.create. In an elastic job `rank`
+    and `num_workers` are this worker's place in its view, and the number of its members."""
 
     present = False  # whether this process has one already: at most one, because a process has one rank
-    sums_in_host = True  # whether a relay may sum inside a host, if the kvstore's type permits it
-    flat_keys = True  # whether keys may be pushed and pulled as one
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
     ) -> None:
         DistKVStore.present = True
-        self.type = kind
-        self.rank, self.num_workers = environment.index, environment.num_workers
         self.num_servers = environment.num_servers
+        self.elastic = self.keeps_gradients = bool(environment.elastic)
         self._environment = environment
         self._staleness_taken = (0.0, 0)  # at the last take_staleness: sum and count
-        self._stepping = False
-        self._bound: Bound | None = None
-        self._steps = StepTimer() if environment.reports_steps else None
-        sums = self.sums_in_host and self.kvstore_type.sums_in_host and environment.num_workers > 1
+        type_, seconds = types.find(kind), environment.wait_seconds
+        # In an elastic job a host's relay would be one more process that can be lost.
+        sums = type_.sums_in_host and environment.num_workers > 1 and not self.elastic
         sharing = Sharing(environment, sums)
-        self._member = self._join(environment, sharing, exit_seconds)
-        self._routes, self.start_message = self._member.routes, self._member.start_message
-        seconds = environment.wait_seconds
-        apart = host.apart(self.start_message)
+        join = ElasticMembership if self.elastic else Membership
+        member = self._member = join(environment, sharing, exit_seconds)
+        self._routes, self.start_message = member.routes, member.start_message
+        apart, present = host.apart(self.start_message), KVStoreKind(type_, staleness)
         self._entries = KeyEntries(
-            self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds, apart, self.keeps_gradients
+            self._routes, self.num_workers, present, seconds, apart, can_undo=self.keeps_gradients
         )
-        synchronous = self.kvstore_type.synchronous
-        self._transfers = Transfers(self._member, self._entries, sharing.arena, synchronous, seconds, self.flat_keys)
-        self._gathering = Gathering(self._member, self._entries, self._transfers, self.rank)
-        self._broadcast = Broadcast(self._member, self._entries, self._transfers.pull, self.rank, seconds)
-        self._states = States(
-            self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers, seconds
-        )
+        self._transfers = Transfers(member, self._entries, sharing.arena, seconds, flat_keys=not self.elastic)
+        self._gathering = Gathering(member, self._entries, self._transfers, self.rank)
+        self._broadcast = Broadcast(member, self._entries, self._transfers.pull, self.rank, seconds)
+        self._states = States(member, self._entries, self._transfers.all_reduce)
+        self._limits = Limits(self, environment, member, self._entries)
+        timer = StepTimer() if environment.reports_steps else None
+        self._kind = PresentKind(kind, member, self._entries, self._transfers, timer)
+        if isinstance(member, ElasticMembership):
+            self.ops = ElasticOps(environment, member, self._entries, self._transfers, self._broadcast, self._kind)
 
-    def _join(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> Membership:
-        return Membership(environment, sharing, exit_seconds)
+    @property
+    def type(self) -> str:  # type: ignore[override]
+        return self._kind.name
+
+    @property
+    def kvstore_type(self) -> types.KVStoreType:
+        return self._entries.kind.type
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        return self._member.rank
+
+    @property
+    def num_workers(self) -> int:  # type: ignore[override]
+        return self._member.num_workers
+
+    @property
+    def member(self) -> int:
+        return self._environment.index
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]
@@ -87,9 +105,13 @@ class DistKVStore(KVStore):
         return self._transfers.waits
 
     def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
+        if self.ops.view:
+            raise UserError("kvstore: an elastic job declares all keys before its first step")
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
-        self._choose_shares()
+        if self.is_alone:  # the servers know the keys already
+            return self._entries.declare(keys, arrays, True, whole, mean, tell=False)
+        self._limits.choose_shares()
         self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
@@ -99,10 +121,15 @@ class DistKVStore(KVStore):
         self.barrier()
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
-        check_optimizer(self, self._stepping)
+        self._check_optimizer()
+        self.ops.begin_step()
         self._transfers.push(key, value, priority, rate)
+        self.pushed = time.perf_counter()
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
+        if self.is_alone:  # its values will come with the state of training
+            return Handle(0, "pull", 0.0)
+        self.ops.begin()
         handle = self._transfers.pull(key, out, priority)
         if wait:
             handle.wait()
@@ -111,11 +138,18 @@ class DistKVStore(KVStore):
     def pushpull(
         self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
     ) -> Handle:
-        check_optimizer(self, self._stepping)
+        self._check_optimizer()
+        self.ops.begin_round()
         handle = self._transfers.pushpull(key, value, out, priority, rate)
         if wait:
             handle.wait()
+        self.pushed = time.perf_counter()
         return handle
+
+    def _check_optimizer(self) -> None:
+        """Raises UserError if a push needs an optimizer on the servers and there is none."""
+        if not self._kind.stepping and self.kvstore_type.needs_server_optimizer:
+            raise UserError(f"kvstore {self.type} runs the optimizer on the servers: call set_optimizer first")
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
@@ -129,7 +163,7 @@ class DistKVStore(KVStore):
         return self._gathering.gather(keys, parts, priority)
 
     def link_rate(self) -> float | None:
-        return float(self._bound.network[0]) if self._bound else None
+        return self._limits.link_rate()
 
     def wire_ratio(self, elements: int) -> float:
         return self._entries.ratio(elements)
@@ -138,61 +172,38 @@ class DistKVStore(KVStore):
         self._entries.compress(parameters)
 
     def barrier(self) -> None:
-        self._transfers.barrier()
+        if not self.is_alone:
+            self.ops.run("a barrier", self._transfers.barrier)
+
+    def confirm(self) -> None:
+        self._member.confirm()
 
     def all_reduce(self, name: str, array: Array) -> Array:
         values = np.array(array, np.float64)
-        self._transfers.all_reduce(name, values)
+        if not self.is_alone:
+            self.ops.run(f"the sum of {name}", lambda: self._transfers.all_reduce(name, values), has_barrier=False)
         return values
 
     def broadcast(self, values: Array, needed: bool = True, source: int = 0) -> None:
-        self._broadcast(values, needed, source)
+        if self.ops.view:
+            by_sums(self.all_reduce, values, needed, self.rank == source)
+        elif not self.is_alone:
+            self._broadcast(values, needed, source)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         if self._entries.shares is not None:
             raise UserError("server shares by links need the optimizer on the workers: do not set update_on_kvstore")
-        self._states.tell_servers(encode(Optimizer(spec)))
-        self._stepping = True
+        self.ops.set_optimizer(spec)
+        if not self.is_alone:  # else the servers run it already
+            self._states.tell_servers(encode(Optimizer(spec)))
+        self._kind.stepping = True
         self.barrier()
 
     def follow_changes(self, keys: Sequence[Key], refusal: Callable[[types.KVStoreType], str]) -> None:
-        self._member.changes.follow(lambda change: self._why_not(change, len(keys), refusal))
+        self._kind.follow(keys, refusal)
 
     def between_steps(self, settle: Callable[[], None]) -> bool:
-        self._report_step()
-        change = self._member.due_change()
-        if change is None:
-            return False
-        before, wanted = self._kind, self._kind.changed(change.kv_store, change.staleness)
-        settle()
-        self._member.wait_for_servers(change)  # all pushes are in the weights, and all workers have their values
-        self._become(wanted)
-        self._transfers.change(wanted.type.synchronous)
-        log(f"after step {change.after} of this job: {wanted} (before: {before}); asked for by {change.by}")
-        return True
-
-    def _report_step(self) -> None:
-        """A step has been made. If the job has rules, report from time to time how long this worker computes in one."""
-        if self._steps and (seconds := self._steps.made(time.perf_counter(), self.waits.total)):
-            self._member.took(seconds)
-
-    @property
-    def _kind(self) -> KVStoreKind:
-        return KVStoreKind(self.kvstore_type, self._entries.staleness)
-
-    def _become(self, kind: KVStoreKind) -> None:
-        """From now on the kvstore is of this kind. The servers know it already."""
-        self.type = self._entries.kind = kind.type.name
-        self._entries.staleness = kind.staleness
-
-    def _why_not(self, change: Change, keys: int, refusal: Callable[[types.KVStoreType], str]) -> str:
-        """Why the kvstore cannot change; empty if it can. On the control thread."""
-        if not self._stepping or keys != sum(entry.is_weight for entry in list(self._entries)):
-            return UNKNOWN
-        now, routes = self._kind, self._routes
-        fixed = changes.why_fixed(self._entries.compresses, bool(routes.relay or routes.host))
-        why = now.refusal(change.kv_store, change.staleness, fixed)
-        return why or refusal(now.changed(change.kv_store, change.staleness).type)
+        return self._kind.between_steps(settle)
 
     def key_number(self, key: Key) -> int:
         return self._entries.find(key).number
@@ -201,16 +212,16 @@ class DistKVStore(KVStore):
         return 1.0 if self._entries.find(key).mean else 1.0 / self.num_workers
 
     def optimizer_states(self) -> list[bytearray]:
-        return self._states.of_servers()
+        return self._member.answers(FrameKind.READ_STATE)
 
     def load_optimizer_state_bytes(self, states: Sequence[bytes]) -> None:
         self._states.load_servers(states)
 
     def residuals(self) -> dict[str, Array]:
-        return self._states.residuals(of_servers=not self._stepping)
+        return self._states.residuals(of_servers=not self._kind.stepping)
 
     def load_residuals(self, residuals: dict[str, Array]) -> None:
-        self._states.load_residuals(residuals, of_servers=not self._stepping)
+        self._states.load_residuals(residuals, of_servers=not self._kind.stepping)
 
     def take_staleness(self) -> float:
         total = float(sum(link.traffic.staleness for link in self._routes.links))
@@ -219,51 +230,21 @@ class DistKVStore(KVStore):
         mean: float = (total - before[0]) / max(1, count - before[1])
         return mean
 
-    def _choose_shares(self) -> None:
-        """Choose the servers' shares before the first weights are declared."""
-        if self._environment.server_shares != "links" or self._entries.shares is not None:
-            return
-        if not self.kvstore_type.synchronous or self._entries.has_residuals:
-            able = " or ".join(types.names(lambda type_: type_.distributed and type_.synchronous))
-            raise UserError(
-                f"server shares by links need {able}, and gradient compression none, bf16 or fp16: checkpoints of "
-                "servers could not be loaded after a measurement with another result"
-            )
-        if not self._environment.probe:
-            raise UserError("server shares by links need a measurement of the network: leave DMLTRAIN_PROBE=0 out")
-        self.measure_limits()
-        rates = np.zeros(self.num_workers)
-        rates[self.rank] = self.link_rate() or 0.0
-        rates = self.all_reduce("rates of links", rates)
-        workers = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start_message.workers)]
-        servers = [server.host_id or f"of server {number}" for number, server in enumerate(self.start_message.servers)]
-        self._entries.shares = shares(workers, servers, dict(zip(workers, rates.tolist(), strict=True)))
-
     def measure_limits(self) -> str:
-        if not self._environment.probe:
-            return ""
-        if self._bound:
-            return ", ".join([str(self._bound), *self._shares_chosen()])
-        routes = self._routes
-        hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start_message.workers)]
-        hosts += [server.host_id for server in self.start_message.servers]
-        upstream = routes.relay.links if routes.relay else {}
-        self._bound = Bound(self, routes.servers, routes.host, upstream, hosts)
-        return str(self._bound)
-
-    def _shares_chosen(self) -> list[str]:
-        if self._entries.shares is None:
-            return []
-        return [f"servers hold {', '.join(f'{100 * share:.0f}' for share in self._entries.shares)} % of the weights"]
+        return self._limits.measure()
 
     def carried(self) -> Carried | None:
-        return self._bound.carried() if self._bound else None
+        return self._limits.bound.carried() if self._limits.bound else None
 
     def bound(self, carried: Carried, took: float) -> float:
-        return self._bound.seconds(carried, took) if self._bound else 0.0
+        return self._limits.bound.seconds(carried, took) if self._limits.bound else 0.0
 
     def abort(self, reason: str) -> None:
         self._member.abort(reason)
+
+    def failed(self, error: BaseException) -> None:
+        if not self.ops.drops_out(error):
+            super().failed(error)
 
     def lose(self, reason: str) -> None:
         """End the job for all processes, also for this one if its main thread is waiting. Other threads call this."""
@@ -271,9 +252,3 @@ class DistKVStore(KVStore):
 
     def close(self) -> None:
         self._member.close()
-
-
-def check_optimizer(store: KVStore, is_set: bool) -> None:
-    """Raises UserError if a push needs an optimizer on the servers and there is none."""
-    if store.kvstore_type.needs_server_optimizer and not is_set:
-        raise UserError(f"kvstore {store.type} runs the optimizer on the servers: call set_optimizer first")

@@ -32,23 +32,22 @@ _NOTHING = np.empty(0)  # in place of a value that has not come
 
 
 class Transfers:
-    """`synchronous`: pulls of weights wait for the round of their push; if so, keys may travel in `flat_keys`. `arena`:
-    memory shared with this host."""
+    """`arena`: memory shared with this host. `flat_keys`: push and pull several keys as one where possible, if pulls of
+    weights wait for the round of their push."""
 
     def __init__(
         self,
         member: Membership,
         entries: KeyEntries,
         arena: Arena | None,
-        synchronous: bool,
         wait_seconds: float,
         flat_keys: bool = True,
     ) -> None:
-        """`flat_keys`: push and pull several keys as one where possible."""
         self.waits = Waits()
         self._member, self._routes, self._entries = member, member.routes, entries
-        self._calls = Calls(entries, synchronous and flat_keys)
-        self._arena, self._synchronous, self._wait_seconds = arena, synchronous, wait_seconds
+        self._arena, self._wait_seconds = arena, wait_seconds
+        self._synchronous = entries.kind.type.synchronous
+        self._calls = Calls(entries, self._synchronous and flat_keys)
 
     def push(self, key: Keys, value: Any, priority: int, rate: float) -> None:
         keys, values = keys_and_values(key, value)
@@ -115,9 +114,9 @@ class Transfers:
         self._member.barrier()
         self.waits += Waits(straggler=time.perf_counter() - since)
 
-    def change(self, synchronous: bool) -> None:
-        """The kvstore has changed between two steps. From now on each key travels alone."""
-        self._synchronous, self._calls.flat_keys = synchronous, False
+    def change(self) -> None:
+        """The kvstore's kind has changed between two steps. From now on each key travels alone."""
+        self._synchronous, self._calls.flat_keys = self._entries.kind.type.synchronous, False
         self._calls.forget()
 
     def begin(self, op: int) -> None:

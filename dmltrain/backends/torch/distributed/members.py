@@ -26,7 +26,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore, ViewChanged
 from dmltrain.kvstore.view import View
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 
 RECEIPT = 3  # numbers of a checksum
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Members:
 
     def __init__(self, store: KVStore | None = None, name: str = "") -> None:
         self.elastic = store is not None and store.elastic
-        self._store = cast(ElasticKVStore, store)
+        self._store = cast(KVStore, store)
         self.committed: Array | None = None  # see DistributedOptimizer, as the next
         self.rate_factor = 1.0
         self.key = self._store.new_name(name) if self.elastic else ""
@@ -122,15 +122,15 @@ class Members:
     def follow_view(self) -> None:
         """Begin again if this worker has entered another view since, which happens while the script saves a
         checkpoint."""
-        if self._sent_in is not self._store.view:
+        if self._sent_in is not self._store.ops.view:
             self.begin_again()
-            self._sent_in = self._store.view
+            self._sent_in = self._store.ops.view
 
     def sum_checksums(self) -> Handle:
         """The sum of the checksums in the present view, before any gradient is sent."""
         self.follow_view()
         if self._total is None:
-            self._total = self._store.sum_in_round(self.key, self.checksum)
+            self._total = cast(ElasticOps, self._store.ops).sum_in_round(self.key, self.checksum)
         return self._total
 
     def has_samples(self) -> bool:

@@ -46,7 +46,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, KVStore, ViewChanged
 from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.types import KVStoreType
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 
 
 class StepsOnServers(Exchange):
@@ -73,9 +73,11 @@ class StepsOnServers(Exchange):
         store.follow_changes([bucket.name for bucket in buckets], lambda kind: refusal if kind.synchronous else "")
         self._untouched = Untouched(self.gradients, store)
         self._place_weights(model)
-        self._elastic = store if isinstance(store, ElasticKVStore) else None
-        if isinstance(store, ElasticKVStore):
-            store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in buckets}, self.synchronize)
+        self._elastic = store.ops if isinstance(store.ops, ElasticOps) else None
+        if self._elastic:
+            steps = self._elastic.steps
+            steps.weights = lambda: {bucket.name: bucket.host_weights() for bucket in buckets}
+            steps.take_weights = self.synchronize
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Make memory for pulled weights, and let the model wait for them."""
@@ -153,10 +155,10 @@ class StepsOnServers(Exchange):
         that step alone take the servers' present weights, with two exceptions. While this worker gives its state to a
         newcomer, it keeps the weights of its own last step. Between two epochs it keeps those of the epoch's end: a
         pull there could make it enter a view, and it would not know that others have begun the next epoch."""
-        store = self._elastic
-        if store and store.view:
-            if not (self.members.together or store.sharing or store.training.between_epochs()):
-                store.repeat(self._refresh_in_view)
+        ops = self._elastic
+        if ops and ops.view:
+            if not (self.members.together or ops.entry.collecting or ops.entry.training.between_epochs()):
+                ops.repeat(self._refresh_in_view)
             return
         self.gradients.settle()
         if not self._early:
@@ -230,7 +232,7 @@ class StepsOnServers(Exchange):
     def _refresh_in_view(self) -> None:
         self._take_all(self._pulled())
         if self._elastic:
-            self._elastic.refreshed()
+            self._elastic.steps.refreshed()
 
     def _push_in_view(self, bucket: Bucket) -> None:
         """Push the gradients now if their factor is known; else step() does."""
@@ -262,7 +264,7 @@ class StepsOnServers(Exchange):
     def state_dict(self) -> dict[str, Any]:
         """In an elastic job raises RuntimeError if the members change meanwhile, outside of `KVStore.repeat`. There
         this worker must not enter a view: the round or the epoch that it has begun would not take notice of it."""
-        if self._elastic and self._elastic.sharing:
+        if self._elastic and self._elastic.entry.collecting:
             return self.inner.state_dict()
         try:
             servers = [torch.frombuffer(state, dtype=torch.uint8) for state in self.store.optimizer_states()]

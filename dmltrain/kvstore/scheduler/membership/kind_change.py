@@ -21,7 +21,7 @@ from dmltrain.kvstore.view import View
 
 # Ops of a view that drains, after which all members are between two steps:
 TOGETHER = 1  # the present round
-# All say how many steps they hold; all know the assignment (both in elastic_store.py); two barriers of
+# All say how many steps they hold; all know the assignment (both in worker/elastic_ops.py); two barriers of
 # AsyncRounds.is_over.
 APART = 4
 

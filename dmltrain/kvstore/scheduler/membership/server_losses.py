@@ -3,7 +3,7 @@
 A member that does not hold an op which others hold normally completes it: the servers still have the results. The
 results of a lost server are lost. So such a member is `View.behind` in the next view: it counts as a member that holds
 the op, and gets the outcome of the op from another member. This happens only for rounds of training. All other ops end
-with a barrier (worker/elastic_store.py); if that barrier was released, all members have the results.
+with a barrier (worker/elastic_ops.py); if that barrier was released, all members have the results.
 
 The replacement of a lost server has the number of the lost one. It has no state of the lost one and needs none: if the
 optimizer runs on the servers, workers send the state in the first op of the next view (worker/server_steps.py). So

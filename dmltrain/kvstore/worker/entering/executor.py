@@ -22,7 +22,7 @@ from dmltrain.kvstore.worker.entering.plan import Lack, NewView, Told
 from dmltrain.kvstore.worker.entering.training import NoTraining, Training
 from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.residual import ResidualHandover
-from dmltrain.kvstore.worker.server_steps import ServerSteps
+from dmltrain.kvstore.worker.server_steps.steps import ServerSteps
 
 SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all members' arrays
 
@@ -55,7 +55,7 @@ class ViewEntry:
         self._clocks: Clocks | None = None
         self._content = b""
         self._methods: dict[type[plan.Step], Callable[[Any], None]] = {
-            plan.LoseStates: lambda step: on_servers.enter(step.servers),
+            plan.LoseStates: lambda step: on_servers.snapshots.enter(step.servers),
             plan.Divide: lambda step: entries.place(step.servers),
             plan.Connect: self._connect,
             plan.Declare: self._declare,
@@ -143,7 +143,7 @@ class ViewEntry:
         self._run(plan.share_plan(self.state, self._new, self._told, self._source()))
 
     def _restore(self, step: plan.Restore) -> None:
-        own, members = self._on_servers.own_snapshots(), self._view.members
+        own, members = self._on_servers.snapshots.of_lost(), self._view.members
         sizes = np.zeros(len(members))
         sizes[self._place] = len(own)
         self._sum_up("sizes of snapshots", sizes)
@@ -163,7 +163,7 @@ class ViewEntry:
         self._member.barrier()  # after it all members that lacked the state have it
         self._complete()
         self._handing_over.settle(view, residuals)
-        self._on_servers.restored()
+        self._on_servers.snapshots.restored()
 
     def _sent(self, source: int) -> bytes:
         """The state of training of the member with place `source`; empty if this worker does not lack it."""
