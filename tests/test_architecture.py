@@ -48,10 +48,6 @@ MOST_WORDS = 45  # in the glossary
 SMALL, MOST_SMALL = 60, 20  # lines; how many modules of so few only one other module imports
 TABLES = {"dmltrain/models", "dmltrain/data/readers"}
 LARGE = {  # classes with more methods, and how many they have: they may only shrink
-    "dmltrain/kvstore/server/service.py Service": 40,
-    "dmltrain/kvstore/server/core.py ServerCore": 39,
-    "dmltrain/kvstore/server/slice.py ServerSlice": 29,
-    "dmltrain/kvstore/worker/links/server_link.py ServerLink": 32,
     "dmltrain/api/state.py State": 33,
     "dmltrain/backends/mxnet/trainer.py MXNetTrainer": 31,
     "dmltrain/backends/torch/trainer.py TorchTrainer": 35,

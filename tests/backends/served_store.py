@@ -30,8 +30,8 @@ class ServedStore(Agreeing):
             self._sizes[name], self._clocks[name] = array.size, 0
             declared = DeclaredKey(number, name, array.dtype.name, True, {"type": "none"}, ((0, array.size),))
             for worker in range(2):
-                self.core.declare(worker, Declare(self.type, STALENESS[self.type], (declared,)))
-            self.core.initialise(0, number, 0, array)
+                self.core.keys.declare(worker, Declare(self.type, STALENESS[self.type], (declared,)))
+            self.core.keys.initialise(0, number, 0, array)
 
     def buffers(self, keys):
         return [np.zeros(self._sizes[key], np.float32) for key in keys]
@@ -40,7 +40,7 @@ class ServedStore(Agreeing):
         return self._numbers[key]
 
     def set_optimizer(self, spec):
-        self.core.optimize(spec)
+        self.core.keys.optimize(spec)
 
     def push(self, key, value, priority=0, rate=-1.0):
         self.rates.append(rate)

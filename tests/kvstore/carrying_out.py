@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.server.work import Work
 
 
 def pushed(core, worker, key, clock, values, rate=-1.0, now=0.0, age=0.0):

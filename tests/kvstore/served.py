@@ -11,8 +11,8 @@ import pytest
 
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.links.service import Service, allocator
 from dmltrain.kvstore.server.process import ServerProcess
-from dmltrain.kvstore.server.service import Service, allocator
 from dmltrain.kvstore.transport import handshake, link, message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
@@ -96,13 +96,12 @@ class Server:
         environment = options.pop("environment", ENVIRONMENT)
         workers = environment.num_workers
         self.core = ServerCore(environment.ranks, make_step=make_step, allocate=allocator(self.arena))
-        self.core.on_hosts([(worker,) for worker in range(workers)])
+        self.core.workers.on_hosts([(worker,) for worker in range(workers)])
         for worker in range(workers):
-            self.core.declare(worker, declaration(kind, staleness, sizes))
+            self.core.keys.declare(worker, declaration(kind, staleness, sizes))
         if make_step:
-            self.core.optimize({"name": "made"})
-        other = options.pop("other", pytest.fail)
-        self.service = Service("server 0", environment, self.core, self.arena, self.failed.put, other, **options)
+            self.core.keys.optimize({"name": "made"})
+        self.service = Service("server 0", environment, self.core, self.arena, self.failed.put, **options)
         self.listening, self.met, self._peers = link.listen("127.0.0.1"), rendezvous.listen(), {}
         self._others = []
         self.lost = queue.Queue()
@@ -126,7 +125,7 @@ class Server:
     def close(self):
         for other in self._others:
             other.link.close()
-        self.service.end()
+        self.service.shared.end()
         self.listening.close()
         self.met[0].close()
 

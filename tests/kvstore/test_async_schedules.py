@@ -50,19 +50,19 @@ class Server:
     def __init__(self, keys, samples, members, staleness):
         self.keys, self.view = keys, 1
         self.core = ServerCore(RANKS, make_step=Add, allocate=Arena())
-        self.core.on_hosts([(member,) for member in members])
+        self.core.workers.on_hosts([(member,) for member in members])
         declared = Declare(kind_with(staleness).type.name, staleness, tuple(key(each, samples) for each in keys))
         for member in members:
-            self.core.declare(member, declared)
+            self.core.keys.declare(member, declared)
         for number in keys:
-            self.core.initialise(members[0], number, 0, np.zeros(samples, np.float32))
-        self.core.optimize({"name": "add"})
-        self.core.enter([(member,) for member in members])
+            self.core.keys.initialise(members[0], number, 0, np.zeros(samples, np.float32))
+        self.core.keys.optimize({"name": "add"})
+        self.core.views.enter([(member,) for member in members])
         self.views, self.frames = deque(), {}
 
     def enter(self, number, members, lost, kind):
-        self.core.enter([(member,) for member in members], lost)
-        self.core.become(kind)
+        self.core.views.enter([(member,) for member in members], lost)
+        self.core.views.become(kind)
         self.view = number
 
     def take(self, worker, job):
@@ -80,7 +80,7 @@ class Server:
         return carrying_out.run(self.core, self.core.pull(worker, number, 0, clock))
 
     def hold(self, worker, clock):
-        return carrying_out.run(self.core, self.core.hold(worker, clock))
+        return carrying_out.run(self.core, self.core.views.hold(worker, clock))
 
 
 class Worker:
@@ -316,7 +316,7 @@ class Job:
         for worker in self.workers.values():
             if not worker.is_new:
                 told.add_own(table, worker.rank, worker.clock, worker.step is not None, 0.0)
-        rows = [[(rank, *least) for rank, least in server.core.gone.items()] for server in self.servers]
+        rows = [[(rank, *least) for rank, least in server.core.views.gone.items()] for server in self.servers]
         told.add_gone(table, [np.array(row, np.int64).reshape(-1, 3) for row in rows])
         clocks = told.read(table)
         dealt = None

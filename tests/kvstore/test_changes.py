@@ -58,8 +58,8 @@ class Server:
     def __init__(self, workers, first):
         self.core, self.works, self.inbox = ServerCore(workers, make_step=Add), [], deque()
         for worker in range(workers):
-            self.core.declare(worker, declaration(first.type.name, first.staleness, sizes=(SIZE,)))
-        self.core.optimize({"name": "adds"})
+            self.core.keys.declare(worker, declaration(first.type.name, first.staleness, sizes=(SIZE,)))
+        self.core.keys.optimize({"name": "adds"})
 
 
 def always():
@@ -201,7 +201,7 @@ class Job:
         self.deliver()
 
     def server_hears(self, server, wanted):
-        now = server.core.change(wanted.kv_store, wanted.staleness)
+        now = server.core.keys.change(wanted.kv_store, wanted.staleness)
         self.log += self.scheduler.changed(self.servers.index(server), Changed(wanted.number, str(now)))
         self.deliver()
 
@@ -235,8 +235,8 @@ class Job:
         everything = sum(worker.gradient(step) for worker in self.workers for step in range(1, self.steps + 1))
         for server in self.servers:
             slice_, last = server.core.slices()[0, 0], self.workers[0].kind
-            assert (slice_.value.array == everything).all()
-            assert (slice_.at_once, server.core.staleness) == (not last.type.synchronous, last.staleness)
+            assert (slice_.value.array == everything).all() and slice_.pushes.at_once == (not last.type.synchronous)
+            assert server.core.keys.declared.staleness == last.staleness
         for step, now in enumerate(self.kinds(), 1):
             self.check_step(step, now)
         answers = [each.text.split()[1] for each in self.log if "is asked for" not in each.text]
@@ -276,15 +276,15 @@ def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(
 def test_a_server_that_is_in_use_changes_nothing():
     core = ServerCore(2, make_step=Add)
     for worker in range(2):
-        core.declare(worker, declaration("dist_ssp", 3.0, sizes=(SIZE,)))
-    core.optimize({"name": "adds"})
+        core.keys.declare(worker, declaration("dist_ssp", 3.0, sizes=(SIZE,)))
+    core.keys.optimize({"name": "adds"})
     buffer = core.buffer(0, 0, 0, 4 * SIZE, FLOAT32)
     [work] = core.push(0, 0, 0, 1, 1.0, buffer)
     work.run()
     core.done(work)
     with pytest.raises(Rejected, match=r"dist_sync while key 'k0' slice 0 is in use: .*\{0: 1, 1: 0\}"):
-        core.change("dist_sync", -1.0)
-    assert core.staleness == 3.0
+        core.keys.change("dist_sync", -1.0)
+    assert core.keys.declared.staleness == 3.0
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

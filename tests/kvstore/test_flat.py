@@ -7,9 +7,10 @@ import pytest
 
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.server import flats
-from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
-from dmltrain.kvstore.server.declared import Declared, Rejected
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.flat import LASTING, MAX_SHORT
+from dmltrain.kvstore.server.pushes import MAX_LAG
 from dmltrain.kvstore.transport import flat, wire
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from dmltrain.kvstore.worker import calls as worker_calls
@@ -36,12 +37,13 @@ def test_keys_lie_as_an_arena_allocates_them():
     assert len(others) == 4 and all(3 << 30 <= number < 1 << 32 for number in others)
 
 
-def core_of(workers=2, kind="dist_sync", initial=True, **settings):
+def core_of(workers=2, kind="dist_sync", initial=True, max_bytes=1 << 20, **settings):
     core = ServerCore(workers, **settings)
+    core.keys.declared.max_bytes = max_bytes
     for worker in range(workers):
-        core.declare(worker, declaration(kind))
+        core.keys.declare(worker, declaration(kind))
     for number, size in enumerate((5, 3) if initial else ()):
-        core.initialise(0, number, 0, np.zeros(size))
+        core.keys.initialise(0, number, 0, np.zeros(size))
     return core
 
 
@@ -108,7 +110,7 @@ def test_other_slices_cannot_be_in_a_flat_key(kind, changed):
     core = ServerCore(2)
     fields = {"dtype": "float32", "weight": True, "compression": {"type": "none"}, "slices": ((0, 4),)}
     other = DeclaredKey(1, "v", **(fields | changed))
-    core.declare(0, Declare(kind, 0.0, (DeclaredKey(0, "w", **fields), other)))
+    core.keys.declare(0, Declare(kind, 0.0, (DeclaredKey(0, "w", **fields), other)))
     with pytest.raises(Rejected, match="cannot be in one"):
         core.flats.declare(0, NUMBER, BOTH)
 
@@ -116,7 +118,7 @@ def test_other_slices_cannot_be_in_a_flat_key(kind, changed):
 def test_a_flat_key_has_no_initial_value_of_its_own():
     core = together()
     with pytest.raises(Rejected, match="worker 0 sends an initial value of a flat key"):
-        core.initialise(0, NUMBER, 0, core.buffer(0, NUMBER, 0, 4 * 19, 0, initial=True).array)
+        core.keys.initialise(0, NUMBER, 0, core.buffer(0, NUMBER, 0, 4 * 19, 0, initial=True).array)
 
 
 def test_flat_keys_are_limited_for_each_worker_and_count_for_the_first_one_that_names_them(monkeypatch):
@@ -171,12 +173,12 @@ def test_it_begins_again_unless_it_has_often_ended_early(rounds, begins):
 
 def test_steps_that_need_what_was_pulled_keys_without_a_value_and_a_full_server_are_pushed_one_by_one():
     core = together(make_step=plain_sgd)
-    core.optimize({"name": "sgd"})
+    core.keys.optimize({"name": "sgd"})
     core.slices()[1, 0].step.needs_pulled = True
-    for other in (core, together(initial=False), together(_declared=Declared(max_bytes=4 * 8 + 4 * 19 - 1))):
+    for other in (core, together(initial=False), together(max_bytes=4 * 8 + 4 * 19 - 1)):
         pushed(other, 0, 1, 1.0)
         assert not other.flats.together
-    fits = together(_declared=Declared(max_bytes=4 * 8 + 4 * 19))
+    fits = together(max_bytes=4 * 8 + 4 * 19)
     pushed(fits, 0, 1, 1.0)
     assert len(fits.flats.together) == 1
 
@@ -238,7 +240,7 @@ def test_what_concerns_one_key_waits_for_the_end_of_the_round():
     core = together(1, make_step=plain_sgd)
     (work,) = pushed(core, 0, 1, 1.0)
     assert pushed_alone(core, 0, 0, 2, np.full(5, 2.0)) == []
-    core.optimize({"name": "sgd"})
+    core.keys.optimize({"name": "sgd"})
     assert pushed_alone(core, 0, 1, 2, np.full(3, 4.0), rate=0.5) == pushed(core, 0, 3, 8.0, rate=0.5) == []
     assert core.pull(0, NUMBER, 0, 3) == []
     work.run()
@@ -249,7 +251,7 @@ def test_what_concerns_one_key_waits_for_the_end_of_the_round():
 def test_a_pull_gets_each_keys_value_of_its_round():
     """Also if one key goes on before the other has come so far. Its staleness is that of the worse one."""
     core = together(2, make_step=plain_sgd)
-    core.optimize({"name": "sgd"})
+    core.keys.optimize({"name": "sgd"})
     for key, size in ((0, 5), (1, 3)):
         push_alone(core, 0, key, 1, np.ones(size), rate=-1.0)
     assert core.pull(0, NUMBER, 0, 1) == []

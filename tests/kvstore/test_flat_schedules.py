@@ -8,7 +8,7 @@ import pytest
 
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.flat import FlatSlice
-from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.kvstore import carrying_out
@@ -51,13 +51,13 @@ class Schedule:
         hosts = its.choice([alone, [tuple(every)], two[: self.workers]])
         self.core, self.twin = (ServerCore(self.workers, make_step=plain_sgd, allocate=Arena()) for _ in range(2))
         for core in (self.core, self.twin):
-            core.on_hosts(hosts)
+            core.workers.on_hosts(hosts)
             for worker in every:
-                core.declare(worker, Declare("dist_sync", 0.0, tuple(keys)))
+                core.keys.declare(worker, Declare("dist_sync", 0.0, tuple(keys)))
             for number, size in enumerate(self.sizes):
-                core.initialise(0, number, 0, np.full(size, number))
+                core.keys.initialise(0, number, 0, np.full(size, number))
             if self.steps:
-                core.optimize({"name": "sgd"})
+                core.keys.optimize({"name": "sgd"})
         self.clocks = [[0] * len(keys) for _ in every]
         self.memories = [Memory() for _ in every]
         self.receiving = [None] * self.workers
@@ -95,10 +95,10 @@ class Schedule:
         assert self.found == self.expected
         every = [each for slice_ in self.core.slices().values() for each in (slice_.value, *slice_.spare["value"])]
         assert not any(each.readers for each in every) and not self.core.flats.together
-        free = [place for places in self.core._memory._free.values() for place, _ in places]
+        free = [place for places in self.core.keys.memory._free.values() for place, _ in places]
         places = [each.offset for each in every] + free
         assert len(set(places)) == len(places)
-        assert 0 in self.sizes or len(places) == len(self.core.allocate.offsets), "no buffer is lost"
+        assert 0 in self.sizes or len(places) == len(self.core.keys.memory.allocate.offsets), "no buffer is lost"
 
     def push(self):
         worker = self.random.randrange(self.workers)
@@ -151,7 +151,7 @@ class Schedule:
         if self.random.random() < 0.5:
             memory = self.memories[worker]
             return self.core.lend(worker, key, 0, memory.view(memory.keep(value), value.nbytes), number)
-        push, (first, _) = (worker, key, 0, value.nbytes, number), self.core._find(key, 0).named(key, 0)
+        push, (first, _) = (worker, key, 0, value.nbytes, number), self.core.keys.find(key, 0).named(key, 0)
         memory = self.core.completing_buffer(*push, self.clocks[worker][first], lambda size: np.empty(size, np.uint8))
         data = memory or self.core.buffer(*push)
         data.array[:] = value
@@ -170,7 +170,7 @@ class Schedule:
         if not self.receiving[worker]:
             return
         data, key, keys, pulls = self.receiving[worker].pop(0)
-        slice_, clock = self.core._find(key, 0), self.clocks[worker][keys[0]]
+        slice_, clock = self.core.keys.find(key, 0), self.clocks[worker][keys[0]]
         before = self.core.flats.together
         actions = self.core.push(worker, key, 0, clock, 0.5, data)
         actions += self.core.pull(worker, key, 0, clock, 0.0, worker) if pulls else []
@@ -200,7 +200,7 @@ class Schedule:
 
     def described(self, reply, core):
         """What a reply says of each key."""
-        slice_ = core._find(reply.key, 0)
+        slice_ = core.keys.find(reply.key, 0)
         places = zip(getattr(slice_, "ids", [(reply.key, 0)]), getattr(slice_, "places", [slice(None)]), strict=True)
         values = [(key, reply.buffer.array[place].tobytes()) for (key, _), place in places]
         return [(reply.worker, key, reply.clock, reply.dtype, value) for key, value in values]
@@ -258,7 +258,7 @@ class Schedule:
         if self.random.random() < 0.3 and not self.steps:
             self.steps = True
             for core in (self.core, self.twin):
-                core.optimize({"name": "sgd"})
+                core.keys.optimize({"name": "sgd"})
         self.compare()
 
     def compare(self):

@@ -8,9 +8,10 @@ import pytest
 
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.server.declared import Declared, Rejected
-from dmltrain.kvstore.server.service import Service
-from dmltrain.kvstore.transport import flat, message, state, wire
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.links.service import Service
+from dmltrain.kvstore.server.links.worker_link import WorkerLink
+from dmltrain.kvstore.transport import flat, message, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Optimizer
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
@@ -48,14 +49,15 @@ class Step:
 
 def made_core() -> ServerCore:
     """What worker 1 has declared; small limits, so that no mutation may take what a real server may."""
-    core = ServerCore(2, make_step=Step, _declared=Declared(max_bytes=1 << 16))
-    core.declare(1, Declare("dist_sync", 0.0, KEYS))
+    core = ServerCore(2, make_step=Step)
+    core.keys.declared.max_bytes = 1 << 16
+    core.keys.declare(1, Declare("dist_sync", 0.0, KEYS))
     return core
 
 
 def stepping_core() -> ServerCore:
     core = made_core()
-    core.optimize({"name": "sgd", "lr": 0.5})
+    core.keys.optimize({"name": "sgd", "lr": 0.5})
     return core
 
 
@@ -85,28 +87,18 @@ class Discarding:
     put_all = put
 
 
-SERVICE = Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail, pytest.fail)
-SERVICE._answers.outboxes[0] = Discarding()  # type: ignore[assignment]
+SERVICE = Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail)
+SERVICE.answers.outboxes[0] = Discarding()  # type: ignore[assignment]
 
 
 def converse(data: bytes) -> None:
     """What a server does with the frames of worker 0. Raises FrameError or Rejected."""
-    stream, core = Stream(data), made_core()
-
-    def other(connection: Link, header: Header) -> tuple[bytes, None]:
-        if header.kind == FrameKind.STATE:
-            limit = optimizer_state.limit(core.slices())
-            optimizer_state.unpack(state.receive(connection, header, limit), core.slices())
-        elif header.kind == FrameKind.OPTIMIZER:
-            core.optimize(dict(message.expect(connection.read_message(header), Optimizer).spec))
-        elif header.kind != FrameKind.READ_STATE:
-            raise FrameError(f"frame kind {header.kind} from a worker")
-        return optimizer_state.pack(core.slices()), None
-
-    SERVICE._core, SERVICE._other = core, other
+    stream = Stream(data)
+    SERVICE.shared.core = made_core()
+    link = WorkerLink(SERVICE, stream, SERVICE.answers.outboxes[0], "worker", 0)
     try:
         while True:
-            SERVICE._take(stream, SERVICE._answers.outboxes[0], 0, stream.read_header())
+            link.take(stream.read_header())
     except Closed:
         pass
 

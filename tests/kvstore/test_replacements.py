@@ -11,7 +11,7 @@ import pytest
 
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.scheduler.client import Control
-from dmltrain.kvstore.server import service
+from dmltrain.kvstore.server.links import admission
 from dmltrain.kvstore.transport import host, message, wire
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Leave, Left, LinkLost
@@ -43,15 +43,15 @@ def declare(peer, view, *keys):
 
 
 class Blocked:
-    """What a server does for a frame that concerns all slices: wait until it may go on."""
+    """Whoever asks for this state waits until they may go on."""
 
     def __init__(self):
         self.begun, self.may_go_on = threading.Event(), threading.Event()
 
-    def __call__(self, connection, header):
+    def pack_state(self):
         self.begun.set()
         assert self.may_go_on.wait(SECONDS)
-        return Header(FrameKind.DONE, 0, header.view).pack(), None
+        return b""
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "shm"])
@@ -136,10 +136,10 @@ def test_a_worker_comes_in_addition(shared, closed_at_the_end):
 def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
     """Its frames were in the server's memory already when its replacement joined."""
     blocked = Blocked()
-    server, last = serve(other=blocked), views[-1].number
+    server, last = serve(states=blocked), views[-1].number
     third = server.peer(2)
     third.send(FrameKind.PULL, view=1)
-    offset, earlier = third.value()[0].offset, server.service._answers.outboxes[2].link
+    offset, earlier = third.value()[0].offset, server.service.answers.outboxes[2].link
     third.send(FrameKind.READ_STATE, view=1)
     assert blocked.begun.wait(SECONDS)
     push(third, [1000] * 4, 1, shared)
@@ -186,7 +186,7 @@ def test_a_process_that_is_frozen_while_it_sends_is_cut_off(serve):
 
 
 def test_a_second_process_with_the_rank_of_a_member_is_refused(serve, shared, monkeypatch):
-    monkeypatch.setattr(service, "REPLACE_SECONDS", 0.1)
+    monkeypatch.setattr(admission, "REPLACE_SECONDS", 0.1)
     server = serve()
     said = "server 0: cut off worker 2: not a worker of this job, or already connected"
     assert server.another(2).error() == said
@@ -201,7 +201,7 @@ def test_a_replacement_that_leaves_before_its_view_or_what_the_lost_one_has_fini
     """Also if it has said nothing."""
     server = serve(SECOND)
     late = server.another(2)
-    wait_for(lambda: 2 in server.service._answers.joining, "it joins")
+    wait_for(lambda: 2 in server.service.answers.joining, "it joins")
     late.link.close()
     assert heard(server.peer(0)) == [] and server.lost.empty()
     server.service.enter(THIRD)
@@ -263,7 +263,7 @@ def test_the_memory_of_a_lost_worker_is_freed(serve, shared):
     """A dead process's arena lives as long as somebody has mapped it. The server is told that the worker is lost."""
     server = serve()
     third = server.peer(2)
-    mapping = weakref.ref(server.service._answers.outboxes[2].link.peer_arena)
+    mapping = weakref.ref(server.service.answers.outboxes[2].link.peer_arena)
     push(third, [1] * 4, 1, shared=True)
     assert heard(third) == []
     server.service.enter(SECOND)

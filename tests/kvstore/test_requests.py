@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +16,14 @@ import pytest
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.service import MAX_BACKLOG, Service
+from dmltrain.kvstore.server.links.service import Service
+from dmltrain.kvstore.server.links.worker_link import MAX_BACKLOG, WorkerLink
 from dmltrain.kvstore.transport import link, message, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Leave
-from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
+from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import declaration, plain_sgd
 from tests.kvstore.served import DEADLINE, MEMORY, Server, heard, leave
@@ -180,12 +182,8 @@ def flood(peer, frame, most):
 def test_a_peer_that_does_not_read_its_answers_is_not_read_either(serve, kind, shared):
     """The server keeps a limited number of answers for it. When it reads them, all arrive."""
     packed = []
-
-    def other(connection, header):
-        packed.append(header)
-        return Header(FrameKind.STATE, 1 << 20).pack(), memoryview(bytearray(1 << 20))
-
-    server = serve(sizes=(64,), shared=shared, other=other)
+    states = SimpleNamespace(pack_state=lambda: packed.append(True) or bytes(1 << 20))
+    server = serve(sizes=(64,), shared=shared, states=states)
     peer = server.peer()
     payload = bytes(1 << 20 if kind == FrameKind.PROBE else 0)
     most = {FrameKind.PROBE: 150, FrameKind.PULL: 200_000, FrameKind.READ_STATE: 200_000}[kind]
@@ -302,11 +300,11 @@ def test_a_relays_rounds_report_its_times(serve):
         second.push([clock] * 4, clock=clock, flags=Flag.PULL)
     work = forwarded.get(timeout=DEADLINE)
     assert heard(second) == [] and forwarded.empty()
-    server.service.done(work, 100.0, 50.0)
+    server.service.arithmetic.done(work, 100.0, 50.0)
     header, value = second.value()
     assert value == [2.0] * 4
     assert 100.0 <= header.waited < 100.0 + DEADLINE and 49.9 < header.worked < 50.0 + DEADLINE
-    server.service.done(forwarded.get(timeout=DEADLINE), 0.0, 0.0)
+    server.service.arithmetic.done(forwarded.get(timeout=DEADLINE), 0.0, 0.0)
     header, value = second.value()
     assert value == [4.0] * 4 and header.waited < DEADLINE
 
@@ -343,13 +341,26 @@ def test_an_invalid_request_is_refused_and_logged(serve, capfd, shared, request_
     assert said in error and f"server 0: worker 0: {error}" in capfd.readouterr().err
 
 
-def test_a_bug_while_answering_is_reported_with_its_type_and_traceback(serve, capfd):
-    def other(connection, header):
-        raise RuntimeError("not foreseen")
+@pytest.mark.parametrize(
+    "role, elastic, forward, kind, said",
+    [
+        ("worker", 0, None, FrameKind.VALUE, "from a worker"),
+        ("worker", 0, None, FrameKind.HOLD, "from a worker"),
+        ("worker", 1, None, FrameKind.FLAT, "from a worker in an elastic job"),
+        ("worker", 0, pytest.fail, FrameKind.FLAT, "to a relay"),
+        ("relay", 0, None, FrameKind.DECLARE, "from a relay"),
+    ],
+)
+def test_a_frame_of_another_sender_or_job_is_refused(role, elastic, forward, kind, said):
+    service = Service("server 0", replace(ENVIRONMENT, elastic=elastic), ServerCore(1), None, pytest.fail, forward)
+    with pytest.raises(FrameError, match=f"^frame kind {int(kind)} {said}$"):
+        WorkerLink(service, None, None, role, 0).take(Header(kind))
 
-    peer = serve(other=other).peer()
+
+def test_a_bug_while_answering_is_reported_with_its_type_and_traceback(serve, capfd):
+    peer = serve(states=SimpleNamespace(pack_state=lambda: {}["not foreseen"])).peer()
     peer.send(FrameKind.READ_STATE)
-    assert peer.error() == "server 0: RuntimeError: not foreseen"
+    assert peer.error() == "server 0: KeyError: 'not foreseen'"
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -390,8 +401,8 @@ ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job"
 def reaches(closed_at_the_end):
     """Whether a caller of this role and index is served; workers 0 and 2 share a host."""
     core, listening = ServerCore(3), closed_at_the_end(link.listen("127.0.0.1"))
-    core.on_hosts([(0, 2), (1,)])
-    Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail).accept(listening)
+    core.workers.on_hosts([(0, 2), (1,)])
+    Service("server 0", ENVIRONMENT, core, None, pytest.fail).accept(listening)
 
     def served(role, index):
         caller = Caller.new("job", b"key", role, index, "server 0")
@@ -423,19 +434,19 @@ def test_workers_are_accepted_and_relays_only_from_the_first_worker_of_a_host(re
 
 
 def service_of(core, *hosts, servers=1):
-    core.on_hosts(hosts or [(0,)])
-    return Service("server 0", replace(ENVIRONMENT, num_servers=servers), core, None, pytest.fail, pytest.fail)
+    core.workers.on_hosts(hosts or [(0,)])
+    return Service("server 0", replace(ENVIRONMENT, num_servers=servers), core, None, pytest.fail)
 
 
 def test_a_state_is_not_read_while_it_changes():
     core = ServerCore(1)
     service = service_of(core)
-    core.declare(0, declaration(sizes=(4,)))
+    core.keys.declare(0, declaration(sizes=(4,)))
     (work,) = core.push(0, 0, 0, 1, -1.0, core.buffer(0, 0, 0, 16, 0))
-    with pytest.raises(Rejected, match="busy with optimizer steps for 0.05 s"), service.quiescent(0.05):
+    with pytest.raises(Rejected, match="busy with optimizer steps for 0.05 s"), service.arithmetic.quiescent(0.05):
         pass
     core.done(work)
-    with service.quiescent(0.05) as found:
+    with service.arithmetic.quiescent(0.05) as found:
         assert found is core
 
 
@@ -444,9 +455,9 @@ def test_the_first_view_that_a_server_enters_may_have_fewer_servers_than_the_sta
     core = ServerCore(1)
     service = service_of(core, servers=2)
     both = declaration(sizes=(4, 4))
-    core.declare(0, replace(both, keys=both.keys[1:]))
+    core.keys.declare(0, replace(both, keys=both.keys[1:]))
     service.enter(View(2, 0, ((0,),), (1,)))
-    core.declare(0, both)
+    core.keys.declare(0, both)
     assert sorted(core.slices()) == [(0, 0), (1, 0)]
 
 
@@ -454,9 +465,9 @@ def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
     """Else a busy server of an elastic job would never be quiescent."""
     core = ServerCore(1, make_step=plain_sgd)
     service = service_of(core)
-    core.declare(0, declaration("dist_async", math.inf, sizes=(4,)))
-    core.optimize({})
-    core.enter([(0,)])
+    core.keys.declare(0, declaration("dist_async", math.inf, sizes=(4,)))
+    core.keys.optimize({})
+    core.views.enter([(0,)])
     (slice_,) = core.slices().values()
 
     def pushed(clock):
@@ -470,25 +481,25 @@ def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
 
     (work,) = pushed(1)
     assert pushed(2) == []
-    with service.exclusive():
+    with service.shared.exclusive():
         assert core.pause()
         work.run()
         assert core.done(work) == [] and core.quiescent  # the second push waits
         (second,) = core.resume()
         second.run()
         core.done(second)
-    with service.quiescent(1.0) as found:
+    with service.arithmetic.quiescent(1.0) as found:
         assert found is core and pushed(3) == []
     made(3)
     (work,) = pushed(4)
     assert pushed(5) == []
-    service._view = 1  # the view is an old one, which another scheduler repeats
+    service.shared.view = 1  # the view is an old one, which another scheduler repeats
     entering = begun(service.enter, View(1, 0, ((0,),), (0,)))
     wait_for(lambda: core._pauses, "steps pause")
     work.run()
-    with service._progress:
+    with service.shared.progress:
         assert core.done(work) == []
-        service._progress.notify_all()
+        service.shared.progress.notify_all()
     entering.result(SECONDS)
     made(5)
 
@@ -513,14 +524,14 @@ def test_a_push_that_completes_a_round_is_summed_before_the_next_is_received():
     length = 1 << 16  # more than is added up at once where all share
     core = ServerCore(2)
     key = DeclaredKey(0, "w", "float32", True, {"type": "none"}, ((0, length), (1, length)))
-    core.declare(0, Declare("dist_sync", 0.0, (key,)))
+    core.keys.declare(0, Declare("dist_sync", 0.0, (key,)))
     service = service_of(core, (0,), (1,))
-    service._pool.submit = lambda work: None  # no thread runs it
+    service.arithmetic.pool.submit = lambda work: None  # no thread runs it
     for worker, flags in ((0, Flag.SHARED), (1, 0)):
         for index in (0, 1):
             header = Header(FrameKind.PUSH, 4 * length, 0, 0, index, 1, -1.0, 0, flags)
             sender = Sender(np.full(length, 10 * worker + index + 1, np.float32))
-            service._take(sender, None, worker, header)
+            WorkerLink(service, sender, None, "worker", worker).take(header)
     for index, total in ((0, 1 + 11), (1, 2 + 12)):
         (reply,) = core.pull(0, 0, index, 1)
         assert set(reply.buffer.array.tolist()) == {total}
@@ -534,11 +545,11 @@ def echo(connection):
 def test_a_caller_that_missed_its_accept_connects_again():
     """Its time for the handshake ended, and the service takes the link without a frame for its own."""
     core, lost = ServerCore(1), []
-    core.on_hosts([(0,)])
+    core.workers.on_hosts([(0,)])
     environment = replace(ENVIRONMENT, num_workers=1)
     links = DataLinks("server", environment, {}, Watch.earlier_than(8.5), lost.append)
     with link.listen("127.0.0.1") as listening:
-        Service("server 0", environment, core, None, pytest.fail, pytest.fail).accept(listening, links)
+        Service("server 0", environment, core, None, pytest.fail).accept(listening, links)
         address, caller = listening.getsockname(), Caller.new("job", b"key", "worker", 0, "server 0")
         for _ in range(3):
             link.connect(address, caller.again(), SECONDS).close()

@@ -161,9 +161,9 @@ def test_invalid_messages_are_refused_with_their_sender(node, message, expected)
     assert isinstance(action, say.Refuse) and expected in action.reason
 
 
-def test_the_page_of_the_protocol_has_the_table_of_today():
+def test_the_page_of_the_protocol_has_the_tables_of_today():
     page = handlers.PAGE.read_text()
-    assert page == handlers.with_table(page), "write it anew: python -m tests.handlers"
+    assert page == handlers.with_tables(page), "write them anew: python -m tests.handlers"
 
 
 def test_a_barrier_names_missing_workers_and_its_time_counts_from_its_first_worker():

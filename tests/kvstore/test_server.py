@@ -12,9 +12,10 @@ import pytest
 
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.server import optimizer_state
-from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
+from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
-from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.server.pushes import MAX_LAG
+from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.kvstore.carrying_out import push, pushed, run
@@ -32,9 +33,9 @@ def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None,
     if slices:
         declared = replace(declared, keys=(replace(declared.keys[0], slices=tuple(enumerate(slices))),))
     for worker in range(workers):
-        core.declare(worker, declared)
+        core.keys.declare(worker, declared)
     if spec:
-        core.optimize(spec)
+        core.keys.optimize(spec)
     return core
 
 
@@ -59,10 +60,10 @@ def test_a_learning_rate_that_is_not_finite_is_refused_with_the_workers_name(kin
     with pytest.raises(Rejected, match=f"worker 2 sent the learning rate {rate} with key 'k1' slice 0"):
         push(core, 2, 1, 1, np.ones(3), rate)
     core.pull(2, 1, 0, 0)
-    assert not core.slices()[1, 0].rounds and core.slices()[1, 0].clocks == {0: 0, 1: 0, 2: 0}
+    assert not core.slices()[1, 0].pushes.rounds and core.slices()[1, 0].pushes.clocks == {0: 0, 1: 0, 2: 0}
     core = ServerCore(4)
-    core.on_hosts([(0,), (1, 3), (2,)])
-    core.declare(0, declaration())
+    core.workers.on_hosts([(0,), (1, 3), (2,)])
+    core.keys.declare(0, declaration())
     with pytest.raises(Rejected, match=f"worker 1 sent the learning rate {rate} with key 'k0'"):
         push(core, relay_number(4, 1), 0, 1, np.ones(5), rate)
 
@@ -168,12 +169,12 @@ def test_a_finished_worker_delays_no_other_and_the_last_one_gets_what_it_has_pus
 
 def test_the_first_value_is_set_once_and_stepped_on_the_server_with_the_pushed_rate():
     core = core_of(2)
-    core.initialise(0, 0, 0, np.arange(5, dtype=np.float32))
-    core.initialise(0, 0, 0, np.full(5, 9, np.float32))  # a worker that starts again
+    core.keys.initialise(0, 0, 0, np.arange(5, dtype=np.float32))
+    core.keys.initialise(0, 0, 0, np.full(5, 9, np.float32))  # a worker that starts again
     (reply,) = core.pull(1, 0, 0, 0)
     assert reply.buffer.array.tolist() == [0, 1, 2, 3, 4]
     core = core_of(2, make_step=plain_sgd, spec={"name": "sgd"})
-    core.initialise(0, 0, 0, np.zeros(5, np.float32))
+    core.keys.initialise(0, 0, 0, np.zeros(5, np.float32))
     push(core, 0, 0, 1, [1] * 5, rate=0.5)
     push(core, 1, 0, 1, [3] * 5, rate=0.5)
     (reply,) = core.pull(0, 0, 0, 1)
@@ -221,10 +222,10 @@ def test_asynchronous_waits_for_others_begin_after_the_own_step(staleness, waite
 
 def test_the_error_for_differing_workers_names_the_difference():
     core = ServerCore(2)
-    core.declare(0, declaration())
+    core.keys.declare(0, declaration())
     for other, said in ((declaration(sizes=(6, 3)), "same model"), (declaration("dist_async", INFINITY), "--kv-store")):
         with pytest.raises(Rejected, match=said):
-            core.declare(1, other)
+            core.keys.declare(1, other)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_the_error_for_differing_workers_names_the_difference():
 )
 def test_invalid_declarations_are_rejected(message, said):
     with pytest.raises(Rejected, match=said):
-        ServerCore(1).declare(0, message)
+        ServerCore(1).keys.declare(0, message)
 
 
 def test_values_of_all_declarations_together_are_limited_and_keys_without_slices_too():
@@ -387,7 +388,7 @@ def test_an_optimizer_is_for_its_keys_also_those_that_are_declared_later():
         return lambda value, gradient, rate: np.add(value, spec["by"], out=value)
 
     core = core_of(1, "dist_async", INFINITY, make, {"by": 1.0, "keys": {"0": {}}})
-    core.optimize({"by": 10.0, "keys": {"1": {}}})
+    core.keys.optimize({"by": 10.0, "keys": {"1": {}}})
     for key, size, expected in ((0, 5, 1.0), (1, 3, 10.0)):
         push(core, 0, key, 1, [1] * size)
         (reply,) = core.pull(0, key, 0, 1)
@@ -400,7 +401,7 @@ def test_an_optimizer_is_for_its_keys_also_those_that_are_declared_later():
 
     core = core_of(1, "dist_async", make_step=make_step, spec={"name": "sgd"})
     later = DeclaredKey(7, "later", "float32", True, {"type": "none"}, ((0, 2),))
-    core.declare(0, Declare("dist_async", 0.0, (later,)))
+    core.keys.declare(0, Declare("dist_async", 0.0, (later,)))
     assert made == [({"name": "sgd"}, 0, [0.0] * 5), ({"name": "sgd"}, 1, [0.0] * 3), ({"name": "sgd"}, 7, [0.0] * 2)]
     with pytest.raises(Rejected, match="expected an object of key numbers"):
         core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd", "keys": 5})
@@ -440,7 +441,7 @@ def test_the_codec_of_a_sum_is_that_of_all_workers_and_its_residual_is_sent_with
 def test_weights_are_never_sent_by_a_codec_with_residuals(compression, plain):
     """A codec with residuals is for gradients only. One that only rounds is also for weights."""
     core = stepping(1, compression=compression)
-    core.initialise(0, 0, 0, np.full(5, 0.1, np.float32))
+    core.keys.initialise(0, 0, 0, np.full(5, 0.1, np.float32))
     push(core, 0, 0, 1, coded([1, 1, 1, 1, 1], compression), rate=0.0)
     (reply,) = core.pull(0, 0, 0, 1)
     if plain:
@@ -537,8 +538,8 @@ def test_a_first_value_is_not_encoded_and_keeps_its_type():
     core = core_of(1, compression=TWO_BITS)
     buffer = core.buffer(0, 0, 0, 20, 0, initial=True)
     buffer.array[:] = [1.5, 2, 3, 4, 5]
-    core.initialise(0, 0, 0, buffer.array)
-    core.give_back(buffer)
+    core.keys.initialise(0, 0, 0, buffer.array)
+    buffer.give_back()
     (reply,) = core.pull(0, 0, 0, 0)
     assert reply.dtype == 0 and reply.buffer.array.tolist() == [1.5, 2, 3, 4, 5]
     with pytest.raises(Rejected, match="worker 0 sent 2 bytes of compression .* expected 20 bytes of float32"):
@@ -582,13 +583,13 @@ def lent(core, worker, clock, values, rate=-1.0):
 
 
 def test_the_slices_of_a_key_are_contiguous_and_the_lowest_of_free_buffers_is_taken():
-    assert core_of(2, slices=(5, 7, 9), allocate=Arena()).allocate.offsets == [0, 20, 48, 84, 104, 132]
+    assert core_of(2, slices=(5, 7, 9), allocate=Arena()).keys.memory.allocate.offsets == [0, 20, 48, 84, 104, 132]
     core = core_of(2, slices=(5,), allocate=Arena())
     taken = [core.buffer(0, 0, 0, 20, 0) for _ in range(4)]
     offsets = [each.offset for each in taken]
     assert offsets == sorted(offsets)
     for each in (2, 0, 3, 1):
-        core.give_back(taken[each])
+        taken[each].give_back()
     assert [core.buffer(0, 0, 0, 20, 0).offset for _ in range(4)] == offsets
 
 

@@ -32,7 +32,7 @@ def as_mean(made):
 def core_of(workers, made, **settings):
     core = ServerCore(workers, **settings)
     for worker in range(workers):
-        core.declare(worker, made)
+        core.keys.declare(worker, made)
     return core
 
 
@@ -56,15 +56,15 @@ def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size,
 
 def test_a_mean_of_hosts_sums_is_over_all_workers_and_an_optimizer_on_the_server_gets_the_sum():
     core = ServerCore(4)
-    core.on_hosts([(0, 1, 2), (3,)])
+    core.workers.on_hosts([(0, 1, 2), (3,)])
     for number in (relay_number(4, 0), 3):
-        core.declare(number, as_mean(declaration()))
+        core.keys.declare(number, as_mean(declaration()))
     assert not push(core, relay_number(4, 0), 0, 1, [3, 6, 9, 12, 15])
     core.pull(3, 0, 0, 1)
     (reply,) = push(core, 3, 0, 1, [1, 2, 3, 4, 5])
     assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
     core = core_of(2, as_mean(declaration()), make_step=plain_sgd)
-    core.optimize({"name": "sgd"})
+    core.keys.optimize({"name": "sgd"})
     core.pull(0, 0, 0, 1)
     push(core, 0, 0, 1, np.ones(5), 1.0)
     (reply,) = push(core, 1, 0, 1, np.ones(5), 1.0)
@@ -73,11 +73,11 @@ def test_a_mean_of_hosts_sums_is_over_all_workers_and_an_optimizer_on_the_server
 
 def test_a_mean_of_compressed_pushes_or_of_a_part_of_the_workers_is_refused():
     with pytest.raises(Rejected, match="key 0: a server takes no mean of compressed pushes"):
-        ServerCore(2).declare(0, as_mean(declaration(compression={"type": "int8"})))
+        ServerCore(2).keys.declare(0, as_mean(declaration(compression={"type": "int8"})))
     core = ServerCore(2)
-    core.declare(0, declaration())
+    core.keys.declare(0, declaration())
     with pytest.raises(Rejected, match=r"worker 1 declares key 0 .*\(float32, as a mean, slices .*\(float32, sl"):
-        core.declare(1, as_mean(declaration()))
+        core.keys.declare(1, as_mean(declaration()))
 
 
 # -- keys of one worker -----------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
     for seed in range(300):
         draw, core = random.Random(seed), ServerCore(3)
         for worker in range(3):
-            core.declare(worker, of_one())
+            core.keys.declare(worker, of_one())
         pushed_by, pulled_by, got, held = [0, 0, 0], {0: 0, 2: 0}, {0: 0, 2: 0}, []
         for _ in range(200):
             worker = draw.randrange(3)
@@ -146,10 +146,10 @@ def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
 
 def test_a_relays_waits_are_told_as_before():
     core = ServerCore(4)
-    core.on_hosts([(0, 1), (2, 3)])
+    core.workers.on_hosts([(0, 1), (2, 3)])
     first, second = leaders = [relay_number(4, 0), relay_number(4, 2)]
     for number in leaders:
-        core.declare(number, declaration())
+        core.keys.declare(number, declaration())
         core.pull(number, 0, 0, 1)
     assert not run(core, pushed(core, first, 0, 1, np.ones(5), now=1.0))
     (work,) = pushed(core, second, 0, 1, np.ones(5), now=5.0)
@@ -169,7 +169,7 @@ def test_a_relays_waits_are_told_as_before():
 )
 def test_a_key_of_no_worker_and_a_weight_of_one_are_refused(pusher, changes, said):
     with pytest.raises(Rejected, match=said):
-        ServerCore(3).declare(0, of_one(pusher, **changes))
+        ServerCore(3).keys.declare(0, of_one(pusher, **changes))
 
 
 INFINITY = float("inf")
@@ -197,16 +197,16 @@ class Whole(Noting):
 
 
 def declared(core, slices, number=0):
-    for worker in range(core.num_workers):
+    for worker in range(core.workers.num_workers):
         key = DeclaredKey(number, f"w{number}", "float32", True, {"type": "none"}, slices)
-        core.declare(worker, Declare("dist_async", INFINITY, (key,)))
+        core.keys.declare(worker, Declare("dist_async", INFINITY, (key,)))
 
 
 def noting_core(make_step=Noting, workers=2, slices=((0, 2),), **settings):
     core = ServerCore(workers, make_step=make_step, **settings)
     declared(core, slices)
-    core.initialise(0, 0, 0, np.ones(2, np.float32))
-    core.optimize({"name": "noting"})
+    core.keys.initialise(0, 0, 0, np.ones(2, np.float32))
+    core.keys.optimize({"name": "noting"})
     return core
 
 
@@ -266,8 +266,8 @@ def test_values_are_kept_for_as_long_as_they_are_needed():
     slice_ = core.slices()[0, 0]
     kept = [*slice_.pulled.values(), slice_.value]
     assert sum({id(each): each.readers for each in kept}.values()) == 2
-    core.make_step = lambda spec, key, value: lambda value, gradient, rate: None
-    core.optimize({"name": "other"})
+    core.keys.make_step = lambda spec, key, value: lambda value, gradient, rate: None
+    core.keys.optimize({"name": "other"})
     push(core, 0, 0, 50, [1.0, 1.0])
     assert slice_.pulled == {} and not any(each.readers for each in (*kept, slice_.value)), "for other optimizers"
 
@@ -292,13 +292,13 @@ def test_a_divided_key_is_refused_where_a_step_needs_a_whole_one(slices):
     core = ServerCore(1, make_step=Whole)
     declared(core, slices)
     with pytest.raises(Rejected, match="needs whole keys.*key 'w0' slice . is a part of one"):
-        core.optimize({"name": "whole"})
+        core.keys.optimize({"name": "whole"})
     core = noting_core(Whole)
     with pytest.raises(Rejected, match="key 'w1' slice . is a part of one"):
         declared(core, slices, 1)
     core = ServerCore(1, make_step=Whole)
     declared(core, ((0, 2),))
-    core.optimize({"name": "whole", "keys": {"0": {}}})
+    core.keys.optimize({"name": "whole", "keys": {"0": {}}})
     declared(core, slices, 1)
 
 
@@ -380,8 +380,8 @@ def test_hosts_are_summed_in_order_for_any_destination_of_the_sum(hosts, into):
 def core_of_hosts(workers=6, hosts=HOSTS, length=LENGTH, **compression):
     """One key."""
     made = ServerCore(workers, wait_seconds=60.0)
-    made.on_hosts(hosts)
-    made.declare(0, declaration(sizes=(length,), **compression))
+    made.workers.on_hosts(hosts)
+    made.keys.declare(0, declaration(sizes=(length,), **compression))
     return made
 
 

@@ -16,7 +16,7 @@ from dmltrain.base.errors import JobLost
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.server.service import Service
+from dmltrain.kvstore.server.links.service import Service
 from dmltrain.kvstore.transport import host, link, message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.link import Closed, Link
@@ -335,7 +335,7 @@ def server(closed_at_the_end):
     """The address of a server that claims to be on another host."""
     listening = closed_at_the_end(link.listen("127.0.0.1"))
     its_own = replace(ENVIRONMENT, role="server", index=0)
-    Service("server 0", its_own, ServerCore(2), None, pytest.fail, pytest.fail).accept(listening)
+    Service("server 0", its_own, ServerCore(2), None, pytest.fail).accept(listening)
     return (*listening.getsockname(), "", "elsewhere")
 
 
@@ -344,7 +344,7 @@ def test_the_error_for_an_unreachable_relay_has_a_fix(server, another_job):
     sock, name = rendezvous.listen()
     other_environment = Environment(role="worker", num_workers=2, job="another job", key=b"key")
     if another_job:
-        Service("relay", other_environment, ServerCore(2), None, pytest.fail, pytest.fail).accept(sock)
+        Service("relay", other_environment, ServerCore(2), None, pytest.fail).accept(sock)
     else:
         sock.close()
     start_message = start([(host.identity(), name), (host.identity(), "own")], [server])
@@ -437,10 +437,10 @@ class Worker:
 def workers():
     """Both workers of the host, the first with the relay, and the third worker."""
     core, listening = ServerCore(3), link.listen("127.0.0.1")
-    core.on_hosts([(0, 1), (2,)])
+    core.workers.on_hosts([(0, 1), (2,)])
     own, lost = replace(OF_THREE, role="server"), queue.Queue()
     links = DataLinks("server", own, {}, Watch(8.0), lost.put)
-    Service("server 0", own, core, None, pytest.fail, pytest.fail).accept(listening, links)
+    Service("server 0", own, core, None, pytest.fail).accept(listening, links)
     shares = [Sharing(replace(OF_THREE, index=rank), sums=True) for rank in range(3)]
     names = [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)]
     start_message = start(names, [(*listening.getsockname(), "", "the server's")])

@@ -11,11 +11,11 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.service import Service
-from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.server.links.service import Service
+from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Leave
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Hold, Leave
 from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 from dmltrain.kvstore.view import Lost, View
 from tests.kvstore import carrying_out
@@ -46,9 +46,9 @@ def key(number, size=2, weight=True, mean=False):
 
 def core_of(workers, *keys, **options):
     core = ServerCore(workers, allocate=Arena(), **options)
-    core.on_hosts([(worker,) for worker in range(workers)])
+    core.workers.on_hosts([(worker,) for worker in range(workers)])
     for worker in range(workers):
-        core.declare(worker, Declare("dist_sync", 0.0, keys))
+        core.keys.declare(worker, Declare("dist_sync", 0.0, keys))
     return core
 
 
@@ -65,12 +65,12 @@ def test_a_removed_worker_is_no_straggler_and_a_finished_one_still_is():
     core = core_of(4, key(0))
     core.finish(3)
     pushed(core, 0, [1, 1])
-    core.enter([(0,), (2,), (3,)])
+    core.views.enter([(0,), (2,), (3,)])
     core.finish(1)  # removed, and it leaves in good order
     pushed(core, 0, [1, 1])
     pushed(core, 2, [1, 1])
     assert core.overdue(0.0) == "" and "worker 3 has finished already" in core.overdue(1.0)
-    core.enter([(0,), (2,)])
+    core.views.enter([(0,), (2,)])
     pushed(core, 0, [1, 1])
     assert core.overdue(0.0) == core.overdue(1.0) == ""
     assert core.overdue(1e9).endswith("worker 2 (DMLTRAIN_WAIT_TIMEOUT)")
@@ -81,11 +81,11 @@ def test_sums_are_in_the_order_of_the_views_hosts_and_means_of_its_members():
     values = {0: [1e9], 1: [2.0], 2: [5.0], 3: [-1e9]}
     for hosts, expected in (([(1,), (0, 3)], 2.0), ([(1,), (0,), (3,)], 0.0), ([(0, 3), (1,)], 2.0)):
         core = core_of(4, key(0, 1))
-        core.enter(hosts)
+        core.views.enter(hosts)
         (*_, reply) = [each for worker in (0, 3, 1) for each in pushed(core, worker, values[worker])]
         assert reply.buffer.array.tolist() == [expected]
     core = core_of(4, key(0, mean=True))
-    core.enter([(0,), (2,)])
+    core.views.enter([(0,), (2,)])
     pushed(core, 0, [1, 2])
     assert pushed(core, 2, [3, 6])[0].buffer.array.tolist() == [2, 4]
 
@@ -93,40 +93,40 @@ def test_sums_are_in_the_order_of_the_views_hosts_and_means_of_its_members():
 def test_a_view_comes_with_another_bound_on_staleness():
     core = ServerCore(2, make_step=lambda spec, key, value: lambda value, gradient, rate: None)
     for worker in range(2):
-        core.declare(worker, Declare("dist_ssp", 0.0, (key(0),)))
-    core.optimize({"name": "none"})
-    core.enter([(0,), (1,)])
+        core.keys.declare(worker, Declare("dist_ssp", 0.0, (key(0),)))
+    core.keys.optimize({"name": "none"})
+    core.views.enter([(0,), (1,)])
     pushed(core, 0, [1, 1], clock=1)
     assert pushed(core, 0, [1, 1], clock=2) == [], "worker 1 has made no step"
-    core.enter([(0,), (1,)])
-    core.become(kind_of(replace(FIRST, kvstore="dist_ssp", staleness=2.0)))
+    core.views.enter([(0,), (1,)])
+    core.views.become(kind_of(replace(FIRST, kvstore="dist_ssp", staleness=2.0)))
     assert [each.clock for each in pushed(core, 0, [1, 1], clock=1)] == [1]
     assert [each.clock for each in pushed(core, 0, [1, 1], clock=2)] == [2]
     assert pushed(core, 0, [1, 1], clock=3) == []
-    core.declare(1, Declare("dist_ssp", 2.0, (key(0),)))
+    core.keys.declare(1, Declare("dist_ssp", 2.0, (key(0),)))
     with pytest.raises(Rejected, match="start all with the same --kv-store"):
-        core.declare(1, Declare("dist_ssp", 0.0, (key(0),)))
+        core.keys.declare(1, Declare("dist_ssp", 0.0, (key(0),)))
 
 
 def test_weights_stay_and_other_keys_are_forgotten_with_their_numbers_and_limits():
     core = core_of(2, key(0), key(SUM, 3, weight=False))
-    core.initialise(0, 0, 0, np.array([7, 8], np.float32))
-    core.enter([(0,)])
-    core.initialise(0, 0, 0, np.array([1, 1], np.float32))
+    core.keys.initialise(0, 0, 0, np.array([7, 8], np.float32))
+    core.views.enter([(0,)])
+    core.keys.initialise(0, 0, 0, np.array([1, 1], np.float32))
     (reply,) = core.pull(0, 0, 0, 0)
     assert reply.buffer.array.tolist() == [7, 8], "it was initialised before"
     with pytest.raises(Rejected, match=f"key {SUM} slice 0 was not declared"):
         core.buffer(0, SUM, 0, 12, 0)
-    core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 5, weight=False),)))
+    core.keys.declare(0, Declare("dist_sync", 0.0, (key(SUM, 5, weight=False),)))
     (reply,) = pushed(core, 0, [1, 2, 3, 4, 5], SUM)
     assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
     core = core_of(2, key(0))
-    core._declared.max_bytes = 60
+    core.keys.declared.max_bytes = 60
     for number in range(10):
-        core.enter([(0,)])
-        core.declare(0, Declare("dist_sync", 0.0, (key(SUM + number, 10, weight=False),)))
+        core.views.enter([(0,)])
+        core.keys.declare(0, Declare("dist_sync", 0.0, (key(SUM + number, 10, weight=False),)))
     with pytest.raises(Rejected, match="bytes of values on one server"):
-        core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 10, 10, weight=False),)))
+        core.keys.declare(0, Declare("dist_sync", 0.0, (key(SUM + 10, 10, weight=False),)))
 
 
 def test_memory_of_forgotten_values_is_used_again_once_they_are_read():
@@ -134,27 +134,27 @@ def test_memory_of_forgotten_values_is_used_again_once_they_are_read():
     (old,) = pushed(core, 0, [1, 2, 3], SUM)
     receiving = core.buffer(0, SUM, 0, 12, 0)
     for clock in range(3):
-        core.enter([(0,)])
-        core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 3, weight=False),)))
+        core.views.enter([(0,)])
+        core.keys.declare(0, Declare("dist_sync", 0.0, (key(SUM, 3, weight=False),)))
         (reply,) = pushed(core, 0, [clock] * 3, SUM)
         assert reply.buffer.offset != old.buffer.offset != receiving.offset
         reply.release()
     assert old.buffer.array.tolist() == [1, 2, 3]
-    allocated = len(core.allocate.offsets)
+    allocated = len(core.keys.memory.allocate.offsets)
     old.release()
-    core.give_back(receiving)
-    core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 1, 3, weight=False),)))
-    assert len(core.allocate.offsets) == allocated
+    receiving.give_back()
+    core.keys.declare(0, Declare("dist_sync", 0.0, (key(SUM + 1, 3, weight=False),)))
+    assert len(core.keys.memory.allocate.offsets) == allocated
     assert {old.buffer.offset, receiving.offset} <= set(offsets_of(core.slices()[SUM + 1, 0]))
     # Of a key that one worker pushes the value of the round before is kept, too.
     core = core_of(1)
     for _ in range(3):
-        core.declare(0, Declare("dist_sync", 0.0, (replace(key(SUM, 3, weight=False), pusher=0),)))
+        core.keys.declare(0, Declare("dist_sync", 0.0, (replace(key(SUM, 3, weight=False), pusher=0),)))
         for clock in (1, 2, 3):
             (reply,) = pushed(core, 0, [clock] * 3, SUM, clock)
             reply.release()
-        allocated = len(core.allocate.offsets)
-        core.enter([(0,)])
+        allocated = len(core.keys.memory.allocate.offsets)
+        core.views.enter([(0,)])
     assert allocated == 3
 
 
@@ -168,10 +168,10 @@ def test_a_late_push_gives_back_the_servers_memory_and_no_other():
     pushed(core, 0, [1, 2])
     waiting, lent = core.buffer(1, 0, 0, 8, 0), core.lend(1, 0, 0, np.zeros(8, np.uint8), 0)
     completing = core.completing_buffer(1, 0, 0, 8, 0, 1, lambda size: np.zeros(size, np.uint8))
-    core.enter([(0,), (1,)])
+    core.views.enter([(0,), (1,)])
     for late in (waiting, lent, completing):
-        core.give_back(late)
-    assert sorted(offsets_of(core.slices()[0, 0])) == core.allocate.offsets
+        late.give_back()
+    assert sorted(offsets_of(core.slices()[0, 0])) == core.keys.memory.allocate.offsets
 
 
 # -- the service ------------------------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ def test_what_is_received_while_the_view_changes_is_dropped(serve, kind, number)
     first.link.send(frame[-5:])
     assert heard(first) == []
     if number == SUM:
-        with server.service.exclusive() as core:
-            core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)))
+        with server.service.shared.exclusive() as core:
+            core.keys.declare(0, Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)))
             slice_ = core.slices()[SUM, 0]
     assert buffer.offset in offsets_of(slice_)
     push(first, [1] * 4, 2, key=number)
@@ -295,7 +295,7 @@ def test_a_frame_of_a_newer_view_waits_for_it_or_for_the_end_of_the_job(serve):
     expect_sum((first, second), 2, 30)
     server = serve()
     server.peer(0).send(FrameKind.PULL, view=5)
-    server.service.end()
+    server.service.shared.end()
     with pytest.raises(Closed):
         server.peer(0).link.read_header()
     server.service.enter(SECOND)
@@ -303,11 +303,10 @@ def test_a_frame_of_a_newer_view_waits_for_it_or_for_the_end_of_the_job(serve):
 
 
 def test_answers_have_the_view_of_what_they_answer(serve):
-    server = serve(other=lambda connection, header: (Header(FrameKind.DONE, 0, header.view).pack(), None))
-    peer = server.peer(0)
+    peer = serve().peer(0)
     peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(SUM, 1, weight=False),)), view=1))
     peer.send(FrameKind.INIT, bytes(4), key=SUM, view=1)
-    peer.send(FrameKind.OPTIMIZER, view=1)
+    peer.link.send(message.encode(Hold(0), view=1))
     peer.send(FrameKind.PROBE, view=0)
     peer.link.send(message.encode(Leave(), view=1))
     found = [peer.answer()[0] for _ in range(5)]
@@ -390,12 +389,6 @@ def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
     assert server.lost.get(timeout=SECONDS).peer.index == 1, "and nobody before"
 
 
-def test_flat_keys_are_refused(serve):
-    peer = serve().peer(0)
-    peer.send(FrameKind.FLAT, view=1)
-    assert peer.error() == "a flat key in an elastic job"
-
-
 def test_a_job_that_is_not_elastic_has_no_views(closed_at_the_end):
     peer = closed_at_the_end(Server()).peer(0)
     peer.send(FrameKind.PULL, view=1)
@@ -456,13 +449,13 @@ class Momentum:
 
 def core_with_momentum(*numbers, first=0.0):
     core = ServerCore(2, make_step=Momentum, allocate=Arena())
-    core.on_hosts(HOSTS)
+    core.workers.on_hosts(HOSTS)
     for worker in (0, 1):
-        core.declare(worker, Declare("dist_sync", 0.0, tuple(map(key, numbers))))
+        core.keys.declare(worker, Declare("dist_sync", 0.0, tuple(map(key, numbers))))
     for number in numbers:
-        core.initialise(0, number, 0, np.full(2, first, np.float32))
-    core.optimize({"name": "momentum"})
-    core.enter(HOSTS)
+        core.keys.initialise(0, number, 0, np.full(2, first, np.float32))
+    core.keys.optimize({"name": "momentum"})
+    core.views.enter(HOSTS)
     return core
 
 
@@ -485,33 +478,33 @@ def state(core, number=0):
 def test_the_step_after_the_one_that_workers_hold_is_taken_back_and_no_other():
     core = core_with_momentum(0)
     assert stepped(core, 1) == [3, 3] and stepped(core, 2) == [36, 36]
-    core.enter([(0,)])
-    core.hold(0, 1)
+    core.views.enter([(0,)])
+    core.views.hold(0, 1)
     assert value_of(core) == [3, 3] and state(core)["momentum"].tolist() == [3, 3]
     assert stepped(core, 2, workers=[0]) == [34, 34]
     core = core_with_momentum(0, first=7.0)
     stepped(core, 1)
-    core.enter(HOSTS)
-    core.hold(0, 0)
+    core.views.enter(HOSTS)
+    core.views.hold(0, 0)
     assert value_of(core) == [7, 7] and state(core) == {}
     assert stepped(core, 1) == [10, 10]
     core = core_with_momentum(0)
     stepped(core, 1), stepped(core, 2)
-    core.enter(HOSTS)
-    core.hold(0, 2)
-    core.hold(0, 2)  # each worker says so
+    core.views.enter(HOSTS)
+    core.views.hold(0, 2)
+    core.views.hold(0, 2)  # each worker says so
     assert value_of(core) == [36, 36]
     for step in (0, 3):
         with pytest.raises(Rejected, match=f"'k0' slice 0 has made 2 steps where the workers hold {step}"):
-            core.hold(0, step)
+            core.views.hold(0, step)
 
 
 def test_a_value_that_is_read_while_its_step_is_taken_back_stays_as_it_is():
     core = core_with_momentum(0)
     stepped(core, 1)
     (reply,) = core.pull(0, 0, 0, 1)
-    core.enter(HOSTS)
-    core.hold(0, 0)
+    core.views.enter(HOSTS)
+    core.views.hold(0, 0)
     stepped(core, 1)
     stepped(core, 2)
     assert reply.buffer.array.tolist() == [3, 3]
@@ -522,16 +515,16 @@ def test_memory_is_used_again_and_a_plain_server_keeps_nothing():
     core = core_with_momentum(0)
     for clock in range(1, 4):
         stepped(core, clock)
-    allocated = len(core.allocate.offsets)
+    allocated = len(core.keys.memory.allocate.offsets)
     for clock in range(4, 20):
         stepped(core, clock)
-        core.enter(HOSTS)
-        core.hold(0, clock - 1)
+        core.views.enter(HOSTS)
+        core.views.hold(0, clock - 1)
         stepped(core, clock)
-    assert len(core.allocate.offsets) == allocated
+    assert len(core.keys.memory.allocate.offsets) == allocated
     core = ServerCore(1, make_step=Momentum, allocate=Arena())
-    core.declare(0, Declare("dist_sync", 0.0, (key(0),)))
-    core.optimize({"name": "momentum"})
+    core.keys.declare(0, Declare("dist_sync", 0.0, (key(0),)))
+    core.keys.optimize({"name": "momentum"})
     carrying_out.push(core, 0, 0, 1, [1.0, 1.0])
     assert core.slices()[0, 0].former is None
 
@@ -543,27 +536,27 @@ def test_states_are_named_by_their_steps_and_kept_before_slices_are_divided_anew
     """Also those before the last step."""
     core = core_with_momentum(0, 1)
     stepped(core, 1), stepped(core, 2), stepped(core, 1, number=1)
-    found = core.states()
+    found = core.views.states()
     assert set(found) == {f"{step}/{kind}" for step in ("0/0/2", "1/0/1") for kind in ("steps", "state momentum")}
     assert found["0/0/2/state momentum"].tolist() == [33, 33]
-    core.enter(HOSTS, other_servers=True)
-    kept, expected = core.states(), {"0/0/1": [3, 3], "0/0/2": [36, 36], "1/0/0": [0, 0], "1/0/1": [3, 3]}
+    core.views.enter(HOSTS, other_servers=True)
+    kept, expected = core.views.states(), {"0/0/1": [3, 3], "0/0/2": [36, 36], "1/0/0": [0, 0], "1/0/1": [3, 3]}
     assert {name: kept[f"{name}/value"].tolist() for name in expected} == expected
-    core.enter(HOSTS, other_servers=True)  # before anything could be declared
-    assert core.states().keys() == kept.keys()
+    core.views.enter(HOSTS, other_servers=True)  # before anything could be declared
+    assert core.views.states().keys() == kept.keys()
 
 
 def test_a_new_slice_counts_from_the_step_that_workers_hold_and_then_nothing_is_kept():
     core = core_with_momentum(0)
     stepped(core, 1)
-    core.enter(HOSTS, other_servers=True)
+    core.views.enter(HOSTS, other_servers=True)
     for worker in (0, 1):
-        core.declare(worker, Declare("dist_sync", 0.0, (key(0),)))
-        core.hold(0, 1)
-    assert [name for name in core.states() if name.startswith("0/0/1/")]
+        core.keys.declare(worker, Declare("dist_sync", 0.0, (key(0),)))
+        core.views.hold(0, 1)
+    assert [name for name in core.views.states() if name.startswith("0/0/1/")]
     packed = {"0/0/value": np.full(2, 5, np.float32), "0/0/momentum": np.full(2, 2, np.float32)}
     other = core_with_momentum(0)
     other.slices()[0, 0].value.array[:], other.slices()[0, 0].step.momentum = packed.values()
     optimizer_state.unpack(optimizer_state.pack(other.slices()), core.slices())
     assert stepped(core, 2) == [28, 28]
-    assert set(core.states()) == {"0/0/2/steps", "0/0/2/state momentum"}
+    assert set(core.views.states()) == {"0/0/2/steps", "0/0/2/state momentum"}

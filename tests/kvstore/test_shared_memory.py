@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from dmltrain.base.env import Environment
-from dmltrain.kvstore.server.core import Reply
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.memory import Buffer
-from dmltrain.kvstore.server.reply import MAX_VALUES, Unread
+from dmltrain.kvstore.server.reply import MAX_VALUES, Reply, Unread
 from dmltrain.kvstore.transport import link, rendezvous
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed

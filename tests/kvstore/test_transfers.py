@@ -235,7 +235,7 @@ def same(found, expected):
 
 
 def together(job):
-    return [each for server in job.servers for each in server._service._core.flats.together]
+    return [each for server in job.servers for each in server._service.shared.core.flats.together]
 
 
 @both
@@ -296,7 +296,7 @@ def test_what_is_read_stays_until_the_keys_next_push(run_job, transport):
                 assert all(np.array_equal(*pair) for number, pair in pairs if number % 4)
 
     job = run_job(train, transport=transport)
-    for slice_ in job.servers[0]._service._core.slices().values():
+    for slice_ in job.servers[0]._service.shared.core.slices().values():
         assert len(slice_.spare["value"]) < 6, "the memory does not grow"
 
 
@@ -330,7 +330,7 @@ def test_steps_on_the_server_and_their_states(run_job, transport):
             if step == 5:
                 states, then = store.optimizer_states(), [each.copy() for each in expected]
             store.barrier()
-        assert [each.completed for each in together(job)] == [9] * 2
+        assert [each.pushes.completed for each in together(job)] == [9] * 2
         store.barrier()
         store.load_optimizer_state_bytes(states)
         out = like()
@@ -338,7 +338,7 @@ def test_steps_on_the_server_and_their_states(run_job, transport):
         assert same(out, then)
 
     job = run_job(train, transport=transport)
-    with job.servers[0]._service.exclusive() as core:
+    with job.servers[0]._service.shared.exclusive() as core:
         assert optimizer_state.pack(core.slices())
 
 

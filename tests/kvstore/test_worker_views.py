@@ -132,7 +132,7 @@ class Job:
 
     def read_by(self, rank):
         """How many values this worker reads in the servers' memory."""
-        unread = [server.service._answers._unread._replies for server in self.servers]
+        unread = [server.service.answers._unread._replies for server in self.servers]
         its = [values for each in unread for (worker, *_), values in each.items() if worker == rank]
         return sum(len(replies) for values in its for replies in values.values())
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
-from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.links.service import Service
 from dmltrain.kvstore.server.process import ServerProcess
-from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import host, link
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Abort, Register, Shutdown, Start, encode
-from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.worker.store import DistKVStore
 from tests.waiting import SECONDS
 
@@ -49,7 +47,7 @@ class FarServer:
     def __init__(self, environment):
         self.failed, self.core = [], ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds)
         name = f"far server {environment.index}"
-        self._service = Service(name, environment, self.core, None, self.failed.append, self._other)
+        self._service = Service(name, environment, self.core, None, self.failed.append)
         self._listening = link.listen("127.0.0.1")
         caller = Caller.new(environment.job, environment.key, "server", environment.index, "scheduler 0", CONTROL)
         self._control = link.connect((environment.root_host, environment.root_port), caller, SECONDS)
@@ -61,16 +59,10 @@ class FarServer:
         while not isinstance(message, Shutdown | Abort):
             message = self._control.read_message(self._control.read_header())
             if isinstance(message, Start):
-                self.core.on_hosts(host.at_start(message))
+                self.core.workers.on_hosts(host.at_start(message))
                 self._service.accept(self._listening)
         self._listening.close()
         return message.reason if isinstance(message, Abort) else ""
-
-    def _other(self, connection, header):
-        assert header.kind == FrameKind.READ_STATE
-        with self._service.quiescent() as core:
-            state = optimizer_state.pack(core.slices())
-        return Header(FrameKind.STATE, len(state)).pack(), memoryview(state)
 
 
 class RefusingServer(FarServer):

@@ -45,7 +45,13 @@ class Declared:
 
     @property
     def synchronous(self) -> bool:
+        """Whether all pushes of one clock are a round; if not, each push is a step."""
         return self._type is None or self._type[0].synchronous
+
+    @property
+    def staleness(self) -> float:
+        """How many clocks a pulled value may miss of the slowest worker."""
+        return self._type[1] if self._type else 0.0
 
     def take(self, worker: int, message: Declare) -> None:
         """Record a worker's declaration. Raises Rejected when it is invalid or differs from another worker's."""

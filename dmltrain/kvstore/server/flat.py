@@ -20,7 +20,8 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.memory import Buffer, Memory
-from dmltrain.kvstore.server.slice import Push, ServerSlice
+from dmltrain.kvstore.server.pushes import Push, Pushes
+from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.step import OptimizerStep, needs_pulled
 from dmltrain.kvstore.transport import flat
 
@@ -48,7 +49,8 @@ class FlatSlice(ServerSlice):
         self.gatherings: list[Gathering] = []  # pulls while it is apart
         self._short, self._began = 0, (0, 0)  # rounds and steps
         length = self.places[-1].stop
-        super().__init__(first.dtype, length, False, True, None, None, memory.take, {}, {}, retired=memory.give_back)
+        pushes = Pushes(False, {}, {})
+        super().__init__(first.dtype, length, pushes, True, None, None, memory.take, retired=memory.give_back)
 
     def __post_init__(self) -> None:
         """It has no memory while it is apart."""
@@ -92,9 +94,9 @@ class FlatSlice(ServerSlice):
             return False
         return all(
             _is_idle(member)
-            and member.completed == first.completed
+            and member.pushes.completed == first.pushes.completed
             and (member.step is None) == (first.step is None)
-            and all([member.behind(worker) == first.behind(worker) for worker in member.clocks])
+            and all([member.behind(worker) == first.behind(worker) for worker in member.pushes.clocks])
             for member in self.members
         )
 
@@ -106,15 +108,15 @@ class FlatSlice(ServerSlice):
         for member, place in self._place_of.items():
             self.value.array[place] = member.value.array
             member.flat = self
-        self.clocks, self.applied = dict(first.clocks), dict(first.applied)
+        self.pushes.go_on_as(first.pushes)
         self.seen, self.arrived = dict(first.seen), dict(first.arrived)
-        self.completed, self.steps, self.factor = first.completed, first.steps, first.factor
-        self._began = first.completed, first.steps
+        self.steps, self.factor = first.steps, first.factor
+        self._began = first.pushes.completed, first.steps
         self.step = first.step and _Steps([member.step for member in self.members], self.places)
 
     def end(self) -> None:
         """Give the state back to the members. No work may be in progress."""
-        self._short += self.completed - self._began[0] < LASTING
+        self._short += self.pushes.completed - self._began[0] < LASTING
         self.apart = True
         self._write_pushes()
         for member in self.members:
@@ -129,20 +131,20 @@ class FlatSlice(ServerSlice):
         if member.value.readers:
             member.value = member.take("value")
         member.value.array[:] = value
-        member.clocks, member.applied, member.arrived = dict(self.clocks), dict(self.applied), dict(self.arrived)
-        member.completed, member.priority = self.completed, self.priority
+        member.pushes.go_on_as(self.pushes)
+        member.arrived, member.priority = dict(self.arrived), self.priority
         member.steps += self.steps - self._began[1]
         member.seen |= {worker: member.steps - self.steps + steps for worker, steps in self.seen.items()}
 
     def _write_pushes(self) -> None:
         """The rounds that are not complete."""
-        pushes = {push: _cut(push, self.divided(push.data)) for here in self.rounds.values() for push in here.values()}
+        rounds = self.pushes.rounds
+        pushes = {push: _cut(push, self.divided(push.data)) for here in rounds.values() for push in here.values()}
         for number, member in enumerate(self.members):
-            member.rounds = {
-                clock: {worker: pushes[push][number] for worker, push in here.items()}
-                for clock, here in self.rounds.items()
+            member.pushes.rounds = {
+                clock: {worker: pushes[push][number] for worker, push in here.items()} for clock, here in rounds.items()
             }
-        self.rounds.clear()
+        rounds.clear()
 
 
 def _cut(push: Push, parts: Sequence[Buffer]) -> list[Push]:
@@ -152,8 +154,9 @@ def _cut(push: Push, parts: Sequence[Buffer]) -> list[Push]:
 def _is_idle(member: ServerSlice) -> bool:
     """Whether all pushes that have arrived are in its value, and all pulls are answered. (A flat slice keeps no values
     that workers have pulled for a step.)"""
-    busy = member.flat or member.work or member.rounds or member.waiting
-    settled = set(member.clocks.values()) == {member.completed}
+    pushes = member.pushes
+    busy = member.flat or member.work or pushes.rounds or member.waiting
+    settled = set(pushes.clocks.values()) == {pushes.completed}
     return settled and not (busy or member.initial or needs_pulled(member.step))
 
 

@@ -48,7 +48,7 @@ class Flats:
         if len(members) < len(ids) or len(set(ids)) < len(ids):
             raise Rejected(f"worker {worker} declares a flat key with unknown keys, or with one of them twice")
         kinds = {(member.dtype, member.factor) for member in members}
-        if len(kinds) > 1 or any(member.codec or member.at_once or not member.is_weight for member in members):
+        if len(kinds) > 1 or any(member.codec or member.pushes.at_once or not member.is_weight for member in members):
             raise Rejected(f"worker {worker} declares a flat key with keys that cannot be in one")
         self._members[worker] += len(ids)  # for each worker: several may push the same keys in orders of their own
         if self._members[worker] > MAX_SLICES:

@@ -70,7 +70,7 @@ class Gatherings:
 
     def _offer(self, member: ServerSlice, gathering: Gathering) -> Iterator[Reply]:
         state = member.flat or member
-        if state.completed < gathering.clock or state.is_changing:
+        if state.pushes.completed < gathering.clock or state.is_changing:
             self._waiting[member].append(gathering)
             return
         gathering.take(member, state)

@@ -40,6 +40,11 @@ class Buffer:
     def nbytes(self) -> int:
         return self.array.nbytes
 
+    def give_back(self) -> None:
+        """Nobody needs what was received here. Its slice may have been forgotten since."""
+        if self.of:
+            self.of.give_back(self)
+
     def views(self) -> list[memoryview]:
         """The bytes to send over a link."""
         return [memoryview(self.array).cast("B")] if self.array.size else []  # type: ignore[arg-type]

@@ -70,8 +70,8 @@ def _go_on(slice_: ServerSlice, steps: int, clocks: Array) -> None:
     own)."""
     slice_.steps = steps
     for worker, clock in clocks.tolist():
-        if worker in slice_.applied:
-            slice_.holds(worker, clock)
+        if worker in slice_.pushes.applied:
+            slice_.pushes.hold(worker, clock)
 
 
 def _load(step: OptimizerStep, fields: dict[str, Array]) -> None:

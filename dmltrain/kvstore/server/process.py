@@ -1,6 +1,4 @@
-"""A server's process: a Service for its slices, the connection to the scheduler, and requests for all slices, such as
-optimizers and their states.
-"""
+"""A server's process: a Service for its slices, and the connection to the scheduler."""
 
 from __future__ import annotations
 
@@ -9,24 +7,19 @@ import socket
 import threading
 from typing import Any
 
-import numpy as np
-
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.server import optimizer_state, rollback
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
+from dmltrain.kvstore.server.links.service import OVERDUE_SECONDS, Service, States, allocator
 from dmltrain.kvstore.step import MakeStep, OptimizerStep
-from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
+from dmltrain.kvstore.transport import data_links, host, link, rendezvous
 from dmltrain.kvstore.transport.data_links import DataLinks
-from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.message import Change, Changed, Enter, Left, Optimizer, expect
+from dmltrain.kvstore.transport.message import Change, Changed, Enter, Left
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
-from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 
 GARBAGE_OBJECTS = 100_000  # a round of many slices creates that many, none of them in reference cycles
 
@@ -38,10 +31,15 @@ def serve(environment: Environment, make_step: MakeStep) -> str:
 
 
 class ServerProcess:
-    """Serves the slices of one job. `run` returns why the job was lost, or '' at its regular end."""
+    """Serves the slices of one job. `states`: if they are not those of `make_step`'s optimizers. `run` returns why the
+    job was lost, or '' at its regular end."""
 
     def __init__(
-        self, environment: Environment, make_step: MakeStep | None, exit_seconds: float = EXIT_SECONDS
+        self,
+        environment: Environment,
+        make_step: MakeStep | None,
+        exit_seconds: float = EXIT_SECONDS,
+        states: States | None = None,
     ) -> None:
         self._environment = environment
         arena, self._local = _share(environment.transport)
@@ -52,7 +50,7 @@ class ServerProcess:
             allocate=allocator(arena),
         )
         self._service = Service(
-            f"server {environment.index}", environment, core, arena, self._fail, self._other, left=self._left
+            f"server {environment.index}", environment, core, arena, self._fail, left=self._left, states=states
         )
         self._listening = _listen(environment.node_host)
         self._ended = threading.Event()
@@ -73,7 +71,9 @@ class ServerProcess:
         except JobLost as error:
             return str(error)
         self._service.start(host.at_start(start))
-        self._service.expect(range(self._environment.num_workers), host.relays(start, self._environment.index))
+        self._service.admission.expect(
+            range(self._environment.num_workers), host.relays(start, self._environment.index)
+        )
         names = data_links.host_names(start)
         lost = self._control.report if self._environment.elastic else self._control.link_lost
         links = DataLinks("server", self._environment, names, self._control.watch, lost)
@@ -91,7 +91,7 @@ class ServerProcess:
 
     def _end(self, reason: str) -> None:
         self._ended.set()
-        self._service.end()
+        self._service.shared.end()
 
     def _enter(self, message: Enter) -> None:
         self._entered = message
@@ -100,8 +100,8 @@ class ServerProcess:
     def _change(self, message: Change) -> None:
         """All workers wait between two steps: the kvstore changes."""
         try:
-            with self._service.quiescent() as core:
-                now = core.change(message.kv_store, message.staleness)
+            with self._service.arithmetic.quiescent() as core:
+                now = core.keys.change(message.kv_store, message.staleness)
         except Rejected as error:
             self._fail(str(error))
         else:
@@ -113,57 +113,6 @@ class ServerProcess:
 
     def _fail(self, reason: str) -> None:
         self._control.abort(reason)
-
-    def _other(self, connection: Link, header: Header) -> tuple[bytes, memoryview | None]:
-        if header.kind == FrameKind.READ_STATE:
-            packed = self.pack_state()
-            return Header(FrameKind.STATE, len(packed), header.view).pack(), memoryview(packed)
-        if header.kind == FrameKind.READ_STEPS:
-            packed = self.pack_steps()
-            return Header(FrameKind.STATE, len(packed), header.view).pack(), memoryview(packed)
-        if header.kind == FrameKind.READ_GONE:
-            packed = self.pack_gone()
-            return Header(FrameKind.STATE, len(packed), header.view).pack(), memoryview(packed)
-        if header.kind == FrameKind.OPTIMIZER:
-            message = expect(connection.read_message(header), Optimizer)
-            with self._service.exclusive() as core:
-                if header.view == self._service.view:
-                    core.optimize(dict(message.spec))
-        elif header.kind == FrameKind.STATE:
-            self._restore(connection, header)
-        else:
-            raise FrameError(f"frame kind {header.kind} from a worker")
-        return Header(FrameKind.DONE, 0, header.view).pack(), None
-
-    def _restore(self, connection: Link, header: Header) -> None:
-        self.unpack_state(state.receive(connection, header, self.state_limit()), header.view)
-
-    def pack_state(self) -> bytes:
-        """This server's weights and optimizer state, for checkpoints."""
-        with self._service.quiescent() as core:
-            return optimizer_state.pack(core.slices())
-
-    def pack_steps(self) -> bytes:
-        """This server's optimizer state by steps, for those who take over from a lost server."""
-        with self._service.quiescent() as core:
-            return rollback.pack(core.states())
-
-    def pack_gone(self) -> bytes:
-        """How many steps of workers that have left this server has; see `gone` of ServerCore.enter."""
-        with self._service.exclusive() as core:
-            rows = [(worker, *clocks) for worker, clocks in sorted(core.gone.items())]
-        return rollback.pack({"gone": np.array(rows, np.int64).reshape(-1, 3)})
-
-    def state_limit(self) -> int:
-        """The maximum size in bytes of a state for this server."""
-        with self._service.exclusive() as core:
-            return optimizer_state.limit(core.slices())
-
-    def unpack_state(self, data: bytearray, view: int) -> None:
-        """Restore what `pack_state` returned, unless another view than `view` has begun. Raises Rejected."""
-        with self._service.quiescent() as core:
-            if view == self._service.view:
-                optimizer_state.unpack(data, core.slices())
 
 
 def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | None]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.memory import Buffer
-from dmltrain.kvstore.server.slice import ServerSlice, Work
+from dmltrain.kvstore.server.slice import ServerSlice
+from dmltrain.kvstore.server.work import Work
 
 MAX_VALUES = 8  # of a slice that a worker may keep: each round needs memory for another
 MAX_REPLIES = 1024  # with one value

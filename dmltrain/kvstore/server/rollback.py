@@ -30,11 +30,12 @@ class CannotGoBack(Exception):
 def go_back_to(slice_: ServerSlice, step: int) -> None:
     """All workers hold this step of the slice's optimizer: take back the step after it, if it was made. A slice that is
     new on this server only counts from this step on. Raises CannotGoBack. No work may be in progress."""
-    if slice_.completed == step:
+    pushes = slice_.pushes
+    if pushes.completed == step:
         return
     if slice_.initial:
-        slice_.count_from(step)
-    elif slice_.completed == step + 1 and slice_.former is not None:
+        pushes.count_from(step)
+    elif pushes.completed == step + 1 and slice_.former is not None:
         former, slice_.former = slice_.former, None
         after, slice_.value = (slice_.value, slice_.coded), former.value
         assert slice_.step is not None  # it has made one
@@ -44,9 +45,9 @@ def go_back_to(slice_: ServerSlice, step: int) -> None:
             if buffer is not None:
                 slice_.give_back(buffer)
         slice_.release(former.value)
-        slice_.count_from(step)
+        pushes.count_from(step)
     else:
-        raise CannotGoBack(f"has made {slice_.completed} steps where the workers hold {step}")
+        raise CannotGoBack(f"has made {pushes.completed} steps where the workers hold {step}")
 
 
 def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> dict[str, Array]:
@@ -57,17 +58,18 @@ def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> di
     for (key, index), slice_ in slices.items():
         if slice_.step is None or slice_.initial:
             continue
-        versions = [(slice_.steps if slice_.at_once else slice_.completed, slice_.value, slice_.step.state())]
+        pushes = slice_.pushes
+        versions = [(slice_.steps if pushes.at_once else pushes.completed, slice_.value, slice_.step.state())]
         if slice_.former is not None and all_of_it:
-            versions.append((slice_.completed - 1, slice_.former.value, slice_.former.state))
+            versions.append((pushes.completed - 1, slice_.former.value, slice_.former.state))
         for steps, value, state in versions:
             where = f"{key}/{index}/{steps}"
             arrays[f"{where}/{STEPS}"] = np.array(steps)
             arrays |= {f"{where}/{STATE}{name}": np.array(array) for name, array in state.items()}
             if all_of_it:
                 arrays[f"{where}/value"] = value.array.copy()
-            if all_of_it and slice_.at_once:
-                arrays[f"{where}/{CLOCKS}"] = np.array(sorted(slice_.applied.items()), np.int64).reshape(-1, 2)
+            if all_of_it and pushes.at_once:
+                arrays[f"{where}/{CLOCKS}"] = np.array(sorted(pushes.applied.items()), np.int64).reshape(-1, 2)
     return arrays
 
 

@@ -1,16 +1,11 @@
-"""A slice on its server, and the work that changes it. Pure: numpy, no threads.
+"""A slice on its server, and its buffers. Pure: numpy, no threads.
 
-Work. A `Work` is arithmetic: adding gradients, an optimizer's step, encoding the result. core.py creates it when its
-inputs are complete, a thread of the service runs it (`Work.run`) without a lock, and core.py stores the result
-(`ServerCore.done`). A slice has at most one work at a time.
-
-Buffers. A value is never written while it is being read. So a sum goes into a buffer without readers, and a step on a
+A value is never written while it is being read. So a sum goes into a buffer without readers, and a step on a
 value that has readers writes its result to a new buffer. If no worker lags, two buffers take turns.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,34 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore.server import summing
 from dmltrain.kvstore.server.memory import Allocate, Buffer, private
+from dmltrain.kvstore.server.pushes import Push, Pushes
 from dmltrain.kvstore.step import OptimizerStep, needs_pulled
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
     from dmltrain.kvstore.server.flat import FlatSlice
-
-
-@dataclass(eq=False, slots=True)
-class Push:
-    """One worker's gradient that has arrived and is not yet in the value."""
-
-    worker: int
-    covers: tuple[int, ...]  # the workers whose sum it is: one, or all of a host
-    clock: int
-    rate: float
-    data: Buffer
-    since: float  # when it arrived, s
-    ready: float  # when its worker had computed it, s; too late by the delay of the wire, which is not known
-
-
-@dataclass(frozen=True, eq=False)
-class Former:
-    """A slice before its last step: the value, and copies of the optimizer's arrays."""
-
-    value: Buffer
-    state: dict[str, Array]
+    from dmltrain.kvstore.server.work import Former, Work
 
 
 @dataclass(frozen=True)
@@ -60,18 +35,15 @@ class Arrival:
 
 @dataclass(eq=False)
 class ServerSlice:
-    """One slice of a key. `clocks`: how many pushes of each worker have arrived; `applied`: how many the value
-    contains."""
+    """One slice of a key."""
 
     dtype: str
     length: int
-    at_once: bool  # each push is a step
+    pushes: Pushes
     is_weight: bool  # an optimizer may change it; False: always the sum of a round
     codec: Codec | None  # of pushes
     result_codec: Codec | None  # of values that are pulled: sums of all workers
     allocate: Allocate
-    clocks: dict[int, int]
-    applied: dict[int, int]
     factor: float = 1.0  # of a round's sum; 1 / workers for a mean
     value: Buffer = field(init=False)
     seen: dict[int, int] = field(default_factory=dict)  # steps at each worker's last pull
@@ -81,14 +53,11 @@ class ServerSlice:
     spare: dict[str, list[Buffer]] = field(default_factory=lambda: {kind: [] for kind in ("push", "value", "coded")})
     arrived: dict[int, Arrival] = field(default_factory=dict)  # by worker
     initial: bool = True
-    completed: int = 0  # rounds
     pusher: int = -1  # the only worker that pushes; -1: all do
     previous: Buffer | None = None  # the value of the round before, if only one worker pushes
     steps: int = 0  # optimizer steps, for the reported staleness
     can_roll_back: bool = False  # its last step can be taken back: see rollback.py
     former: Former | None = None  # if so, and it has made one
-    rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
-    queue: deque[Push] = field(default_factory=deque)  # if each push is a step
     waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
     priority: int = 0  # of its last pull
     step: OptimizerStep | None = None
@@ -146,13 +115,6 @@ class ServerSlice:
         else:
             offset, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
         return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset, of=self)
-
-    def lacks_only(self, covers: Sequence[int], clock: int) -> bool:
-        """Whether a push at `clock`, of these workers' sum, completes the next round, and no work is in progress."""
-        here = self.rounds.get(clock, {})
-        if self.work is not None or clock != self.completed + 1 or covers[0] in here:
-            return False
-        return 0 < len(here) == len(self.clocks) - len(covers)
 
     def named(self, key: int, index: int) -> tuple[int, int]:
         """The key and slice that messages name."""
@@ -212,16 +174,10 @@ class ServerSlice:
         if before:
             self.release(before.value)
 
-    def count_from(self, step: int) -> None:
-        """All workers have pushed `step` times, and the value contains all these pushes."""
-        self.completed = step
-        self.clocks = dict.fromkeys(self.clocks, step)
-        self.applied = dict(self.clocks)
-
     def at(self, clock: int) -> Buffer:
         """The value for a pull at `clock`, whose round is complete: the present value, or, if only one worker pushes,
         the value of that round."""
-        exact = self.pusher >= 0 and clock == self.completed - 1
+        exact = self.pusher >= 0 and clock == self.pushes.completed - 1
         return self.previous if exact and self.previous else self.value
 
     def release(self, buffer: Buffer) -> None:
@@ -240,40 +196,23 @@ class ServerSlice:
 
     @property
     def is_settled(self) -> bool:
-        """Whether each worker has pushed as often as all others, all of that is in the value, and no pull waits."""
-        same = len({*self.clocks.values(), *self.applied.values()}) <= 1
-        return same and not (self.work or self.rounds or self.queue or self.waiting)
-
-    def step_at_once(self, at_once: bool) -> None:
-        """From now on each push is a step (`at_once`), or each round is. Call this only while the slice `is_settled`,
-        and has its own state."""
-        self.at_once = at_once
-        self.completed = max(self.clocks.values(), default=0)
+        """Whether its pushes are settled, and no pull waits."""
+        return self.pushes.are_settled and not (self.work or self.waiting)
 
     # -- changes of the job's members ------------------------------------------------------------------------------
 
-    def restart(self, workers: Iterable[int], keeps_residual: bool = False) -> None:
-        """Begin the rounds of these workers at clock 0, or, if an optimizer makes steps, at the clock of the last step.
-        If each push is a step, workers that stay keep their clocks. Pushes and pulls that wait are forgotten. The value
-        and its readers stay. The residual begins at zero, because the last round may have been aborted; with
+    def restart(self, workers: Sequence[int], keeps_residual: bool = False) -> None:
+        """Begin again with the pushes of these workers (`Pushes.restart`). Pulls that wait are forgotten. The value and
+        its readers stay. The residual begins at zero, because the last round may have been aborted; with
         `keeps_residual` there was none, and it stays: it may be that of a checkpoint. No work may be in progress."""
         assert self.work is None
         if self.residual is not None and not keeps_residual:
             self.residual[:] = 0
-        pending = {push: None for pushes in self.rounds.values() for push in pushes.values()}
-        pending |= dict.fromkeys(self.queue)
-        self.rounds.clear()
-        self.queue.clear()
         self.waiting.clear()
-        if self.at_once:
-            self.applied = {worker: self.applied.get(worker, 0) for worker in workers}
-            self.clocks = dict(self.applied)
-            self.note_pull(*(worker for worker in self.applied if worker not in self.pulled))
-        else:
-            self.clocks = dict.fromkeys(workers, 0)
-            self.count_from(0 if self.step is None else self.completed)
-        for push in pending:
+        for push in self.pushes.restart(workers, self.step is not None):
             self.give_back(push.data)
+        if self.pushes.at_once:
+            self.note_pull(*(worker for worker in workers if worker not in self.pulled))
 
     def forget_worker(self, worker: int) -> int:
         """Each push is a step, and this worker pushes no longer. Returns how many of its pushes the value contains."""
@@ -281,12 +220,7 @@ class ServerSlice:
         self.arrived.pop(worker, None)
         if before := self.pulled.pop(worker, None):
             self.release(before)
-        return self.applied.pop(worker)
-
-    def holds(self, worker: int, step: int) -> None:
-        """Each push is a step, and this worker holds its first `step` ones: nobody waits for these."""
-        self.applied[worker] = max(self.applied[worker], step)
-        self.clocks[worker] = max(self.clocks[worker], step)
+        return self.pushes.applied.pop(worker)
 
     def retire(self, take: Callable[[Buffer], None]) -> None:
         """The slice is forgotten. `take` gets its free buffers now, and the others when they are given back or
@@ -299,57 +233,3 @@ class ServerSlice:
         if self.previous:
             self.release(self.previous)
         self.keep_last_step(None)
-
-
-@dataclass(eq=False, slots=True)
-class Work:
-    """`run` computes the slice's next value from the pushes of `hosts`, in this order. ServerCore.done stores it."""
-
-    id: tuple[int, int]  # key, slice
-    slice: ServerSlice
-    hosts: list[list[Push]]
-    step: OptimizerStep | None
-    target: Buffer  # the next value; the current one if a step can be made in place
-    coded: Buffer | None  # the next value as it is sent, if encoded
-    scratch: Buffer | None  # for a step's gradient, unless that is one push as it arrived
-    pulled: Buffer | None  # the value that the last push's worker had pulled, if the step needs it
-    began: float  # when the last push had arrived, s
-    former: Former | None = None  # what was before the step, if it may be taken back
-
-    @property
-    def pushes(self) -> list[Push]:
-        return [push for host in self.hosts for push in host]
-
-    @property
-    def lent_bytes(self) -> int:
-        """Bytes to be read from the workers' shared memory."""
-        return sum(push.data.nbytes for push in self.pushes if push.data.kind == "lent")
-
-    def run(self) -> None:
-        slice_ = self.slice
-        if self.step is None:
-            self._sum(self.target.array, slice_.factor)
-        else:
-            self._step(self.step)
-        if self.coded is not None:
-            assert slice_.result_codec is not None
-            slice_.result_codec.encode(self.target.array, self.coded.array, slice_.residual)
-
-    def _sum(self, out: Array, factor: float = 1.0) -> Array:
-        if codec := self.slice.codec:  # a host's sum is encoded with the codec for its number of workers
-            encoded = [(codec.of_sum(len(push.covers)), push.data.array) for push in self.pushes]
-            summing.total_of_coded(encoded, out)
-        else:
-            summing.total([[push.data.array for push in host] for host in self.hosts], out, factor)
-        return out
-
-    def _step(self, step: OptimizerStep) -> None:
-        pushes = self.pushes
-        gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
-        if self.target is not self.slice.value:
-            np.copyto(self.target.array, self.slice.value.array)
-        if self.slice.can_roll_back:
-            state = {name: np.array(array) for name, array in step.state().items()}
-            self.former = Former(self.slice.value, state)
-        more = (self.pulled.array,) if self.pulled else ()
-        step(self.target.array, gradient, pushes[-1].rate, *more)

@@ -22,6 +22,10 @@ class Stragglers:
     limit: float
     _absence: str = ""  # result of `absent` in the last call of `overdue`
 
+    def forget(self) -> None:
+        """Another view has begun."""
+        self._absence = ""
+
     def overdue(self, named: Sequence[tuple[str, ServerSlice]], staleness: float, now: float) -> str:
         """Which worker the others wait for: one that has finished, or one that is more than `limit` late; empty if
         none.
@@ -37,7 +41,8 @@ class Stragglers:
         if absence and absence == before:
             return absence
         return _first(
-            late(name, slice_, slice_.applied.keys() - finished, staleness, now, self.limit) for name, slice_ in named
+            late(name, slice_, slice_.pushes.applied.keys() - finished, staleness, now, self.limit)
+            for name, slice_ in named
         )
 
 
@@ -48,7 +53,7 @@ def absent(name: str, slice_: ServerSlice, finished: Set[int]) -> str:
             f"worker {slice_.waiting[0][0]} waits for {name}: worker {slice_.pusher} has finished already and will "
             f"never push it; {CURE}"
         )
-    for number, pushes in slice_.rounds.items() if slice_.pusher < 0 else ():
+    for number, pushes in slice_.pushes.rounds.items() if slice_.pusher < 0 else ():
         gone = sorted(finished - pushes.keys())
         if gone:
             return f"round {number} of {name}: worker {gone[0]} has finished already and will never push it; {CURE}"
@@ -58,18 +63,18 @@ def absent(name: str, slice_: ServerSlice, finished: Set[int]) -> str:
 def late(name: str, slice_: ServerSlice, running: Set[int], staleness: float, now: float, limit: float) -> str:
     """Which workers a round has waited for longer than `limit`, in seconds; empty if none. Where each push is a step:
     which of the `running` workers a pull has waited for."""
-    for number, pushes in slice_.rounds.items():
+    for number, pushes in slice_.pushes.rounds.items():
         waited = now - min(push.since for push in pushes.values())
-        missing = sorted(slice_.clocks.keys() - pushes.keys())
+        missing = sorted(slice_.pushes.clocks.keys() - pushes.keys())
         if missing and waited > limit:
             return f"round {number} of {name} has waited {waited:.0f} s for {_workers(missing)}"
-    for worker, clock, since in slice_.waiting if slice_.at_once or slice_.pusher >= 0 else ():
+    for worker, clock, since in slice_.waiting if slice_.pushes.at_once or slice_.pusher >= 0 else ():
         if now - since > limit and slice_.pusher >= 0:
             return (
                 f"worker {worker} has waited {now - since:.0f} s for {name}, which {_workers([slice_.pusher])} pushes"
             )
         if now - since > limit:
-            slow = sorted(rank for rank in running if slice_.applied[rank] < clock - staleness)
+            slow = sorted(rank for rank in running if slice_.pushes.applied[rank] < clock - staleness)
             return f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {name} for {_workers(slow)}"
     return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 
@@ -18,8 +18,15 @@ class Workers:
     _relays: set[int] = field(default_factory=set)  # connected relays
 
     def __post_init__(self) -> None:
-        self.covers = {worker: (worker,) for worker in self.ranks}
-        self.covers |= {relay_number(self.num_workers, host[0]): host for host in self.hosts if len(host) > 1}
+        self.on_hosts(self.hosts)
+
+    def on_hosts(self, hosts: Sequence[tuple[int, ...]], lost: Collection[int] = ()) -> None:
+        """From now on these workers push, and no relay is connected. Those that have finished stay so, except for
+        replacements of `lost` workers."""
+        self.hosts, self._relays = tuple(hosts), set()
+        covers: dict[int, tuple[int, ...]] = {worker: (worker,) for worker in self.ranks}
+        self.covers = covers | {relay_number(self.num_workers, host[0]): host for host in hosts if len(host) > 1}
+        self.finished = self.finished.intersection(self.ranks).difference(lost)
 
     @property
     def ranks(self) -> list[int]:
@@ -47,12 +54,6 @@ class Workers:
             return False
         self.finished.add(worker)
         return True
-
-    def on_hosts(self, hosts: tuple[tuple[int, ...], ...], lost: Collection[int] = ()) -> Workers:
-        """The workers of a later view. Those that have finished stay so, except for replacements of `lost` workers."""
-        after = Workers(self.num_workers, hosts)
-        after.finished = self.finished.intersection(after.ranks).difference(lost)
-        return after
 
     def finished_without_relay(self) -> set[int]:
         """The finished workers without a connected relay, which could still push for them."""

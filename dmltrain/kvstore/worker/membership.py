@@ -40,11 +40,6 @@ class Membership:
         self.routes = self._routes = self._connect(sharing)
         atexit.register(self._at_exit)
 
-    @property
-    def failure(self) -> str:
-        """Why the job was lost; empty until then."""
-        return self._control.failure
-
     def barrier(self) -> None:
         """Wait for all workers. Raises JobLost."""
         self._barriers += 1

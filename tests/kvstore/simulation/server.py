@@ -24,9 +24,9 @@ class Server(Process):
         self.finished, self.newest = {}, None
         self.core = ServerCore(world.job.workers + world.job.newcomers, allocate=Arena())
         if world.job.on_servers:
-            self.core.make_step, self.core.spec = Step, None if life else SPEC
+            self.core.keys.make_step, self.core.keys.spec = Step, None if life else SPEC
         self.hosts = world.hosts  # of its view
-        self.core.on_hosts(self.hosts)
+        self.core.workers.on_hosts(self.hosts)
         self.view = 0
         self.works = []
         self.lends = random.Random(f"{world.seed} {number} {life}")  # which pushes lie in a worker's shared memory
@@ -63,11 +63,11 @@ class Server(Process):
         elif self.is_void(worker, view):
             return
         elif kind == "declare":
-            self.core.declare(worker, rest[0])
+            self.core.keys.declare(worker, rest[0])
             if self.world.job.on_servers and not view:
                 for key in {key.key for key in rest[0].keys} & {0, 1}:
                     first = np.arange(1.0, SIZE + 1) + key * SIZE
-                    self.core.initialise(worker, key, 0, first)
+                    self.core.keys.initialise(worker, key, 0, first)
             self.world.send(self.node, ("worker", worker), Declared(view))
         elif kind in ("hold", "states", "load"):
             found = getattr(self, kind)(*rest)
@@ -84,18 +84,18 @@ class Server(Process):
     def hold(self, step):
         if "take back" in self.world.mutations:
             for slice_ in self.core.slices().values():
-                if slice_.is_weight and slice_.completed != step:
-                    slice_.count_from(step)
-        self.core.hold(0, step)
+                if slice_.is_weight and slice_.pushes.completed != step:
+                    slice_.pushes.count_from(step)
+        self.core.views.hold(0, step)
 
     def states(self):
         if "kept" in self.world.mutations:
-            self.core._kept.clear()
-        return self.core.states()
+            self.core.views.kept.clear()
+        return self.core.views.states()
 
     def load(self, states):
-        if self.core.spec is None:
-            self.core.optimize(SPEC)
+        if self.core.keys.spec is None:
+            self.core.keys.optimize(SPEC)
         optimizer_state.unpack(rollback.pack(states), self.core.slices())
         for (key, _), slice_ in self.core.slices().items():
             if slice_.is_weight:
@@ -110,7 +110,7 @@ class Server(Process):
         """The rest of a push has arrived. A view may have begun meanwhile."""
         view, key, clock, rate, buffer = self.receiving.pop(worker)
         if view < self.view and "check under the lock" not in self.world.mutations:
-            self.core.give_back(buffer)
+            buffer.give_back()
             return
         self.act(self.core.push(worker, key, 0, clock, rate, buffer))
         self.act(self.core.pull(worker, key, 0, clock))
@@ -148,13 +148,13 @@ class Server(Process):
 
     def remember(self, key, slice_):
         """A copy of the optimizer's state, for when this server is lost."""
-        made = key, slice_.completed, tuple(slice_.value.array)
+        made = key, slice_.pushes.completed, tuple(slice_.value.array)
         self.world.history[made] = slice_.step.momentum.copy(), self
 
     def end_link(self, worker):
         if worker in self.receiving:
             *_, buffer = self.receiving.pop(worker)
-            self.core.give_back(buffer)
+            buffer.give_back()
         for reply in self.lent.pop(worker, []):
             reply.release()
 
@@ -170,7 +170,7 @@ class Server(Process):
             self.finished.pop(member, None)
         others = self.servers != view.servers or bool(view.joined_servers)
         others = others and "forget weights" not in self.world.mutations
-        self.core.enter(view.hosts, other_servers=others)
+        self.core.views.enter(view.hosts, other_servers=others)
         self.hosts, self.servers = view.hosts, view.servers
         self.view = view.number
         for worker in set(self.lent) - set(view.members):
@@ -182,7 +182,7 @@ class Server(Process):
         for worker in {*self.receiving, *self.lent}:
             self.end_link(worker)
         if self.view and not (self.works or self.world.job.on_servers):
-            self.core.enter(self.hosts)
+            self.core.views.enter(self.hosts)
             slices = [offset for slice_ in self.core.slices().values() for offset in offsets_of(slice_)]
-            free = [offset for each in self.core._memory._free.values() for offset, _ in each]
-            require(sorted(slices + free) == self.core.allocate.offsets, "memory was lost")
+            free = [offset for each in self.core.keys.memory._free.values() for offset, _ in each]
+            require(sorted(slices + free) == self.core.keys.memory.allocate.offsets, "memory was lost")

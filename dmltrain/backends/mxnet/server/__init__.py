@@ -85,7 +85,7 @@ class Server(ServerProcess):
     """One server. MXNet's thread and dmltrain's share `_updater` under the lock `_guard`."""
 
     def __init__(self, mx: Any, environment: Environment) -> None:
-        super().__init__(environment, make_step=None, exit_seconds=mxnet_ps.EXIT_SECONDS)
+        super().__init__(environment, make_step=None, exit_seconds=mxnet_ps.EXIT_SECONDS, states=self)
         self._mx = mx
         self._guard = threading.Lock()
         self._updater: mxnet_optimizer.Updater | None = None

@@ -19,15 +19,14 @@ from functools import partial
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
-from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.server.links.service import OVERDUE_SECONDS, Service, allocator
+from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.host import Ranks
-from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import LinkLost
 from dmltrain.kvstore.transport.outbox import Frame
 from dmltrain.kvstore.transport.shared_memory import Arena
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
+from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.server_link import ServerLink
@@ -56,11 +55,10 @@ class Relay:
         self._lost, self._overdue, self._leave_seconds = lost, overdue, environment.wait_seconds
         self._left = threading.Event()
         core = ServerCore(environment.num_workers, wait_seconds=environment.wait_seconds, allocate=allocator(arena))
-        core.on_hosts([ranks])
-        self._service = Service(
-            f"the relay of worker {ranks[0]}", environment, core, arena, fail, _refuse, self._forward
-        )
-        self._service.expect(ranks)
+        core.workers.on_hosts([ranks])
+        name = f"the relay of worker {ranks[0]}"
+        self._service = Service(name, environment, core, arena, fail, self._forward)
+        self._service.admission.expect(ranks)
         self._service.accept(listening, below)
         threading.Thread(target=self._watch, name="relay", daemon=True).start()
 
@@ -71,7 +69,7 @@ class Relay:
     def leave(self, over: threading.Event) -> None:
         """Leave when all workers have left and no round is in progress, or when the job is `over`."""
         while not over.wait(LEAVE_SECONDS):
-            with self._service.exclusive() as core:
+            with self._service.shared.exclusive() as core:
                 if core.quiescent and core.workers.all_finished:
                     break
         if not over.is_set():
@@ -116,7 +114,7 @@ class Relay:
 
     def _arrived(self, work: Work, summing: float, trip: Trip) -> None:
         """Report the seconds of summing, of coding and of the server as work. The rest of the time is the wire's."""
-        self._service.done(work, trip.waited, summing + trip.handled + trip.worked)
+        self._service.arithmetic.done(work, trip.waited, summing + trip.handled + trip.worked)
 
 
 class _Arrival(Handle):
@@ -129,7 +127,3 @@ class _Arrival(Handle):
     def one_done(self, trip: Trip | None = None) -> None:
         assert trip is not None  # of a value
         self._arrived(trip)
-
-
-def _refuse(connection: Link, header: Header) -> tuple[bytes, memoryview | None]:
-    raise FrameError(f"frame kind {header.kind} to a relay")

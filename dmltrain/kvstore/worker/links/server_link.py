@@ -21,13 +21,12 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.codec import Codec
 from dmltrain.kvstore.transport import message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Error, Leave
 from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
-from dmltrain.kvstore.waiting import Trip
+from dmltrain.kvstore.worker.links.landing import Landing
 from dmltrain.kvstore.worker.links.worker_slice import (
     FIRST,
     Destination,
@@ -38,8 +37,6 @@ from dmltrain.kvstore.worker.links.worker_slice import (
     bounded,
     gather,
     moment,
-    scatter,
-    to_fill,
     to_send,
 )
 
@@ -68,13 +65,14 @@ class ServerLink:
     retired: bool = False  # the job goes on without this server
     echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
     outbox: Outbox = field(init=False)
-    _pulls: dict[tuple[int, int, int], list[Destination]] = field(default_factory=dict)
+    _landing: Landing = field(init=False)
     _requests: deque[Request] = field(default_factory=deque)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards view, _pulls, _requests and traffic
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards view, _landing, _requests and traffic
     _coding: threading.Lock = field(default_factory=threading.Lock)  # held while pushes are prepared
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.link, f"to {self.name}")
+        self._landing = Landing(self.link, self.traffic, self._read, self.to_relay)
         threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -100,44 +98,15 @@ class ServerLink:
         if offset is None:
             return self._push_later(slice_, data, clock, rate, priority, flags, ready)
         self._count_shared(slice_.nbytes)
-        header = Header(
-            FrameKind.PUSH,
-            slice_.push_bytes,
-            self.view,
-            slice_.range.key,
-            slice_.range.index,
-            clock,
-            rate,
-            slice_.push_type,
-            flags | Flag.SHARED,
-            offset,
-            time.perf_counter() - ready,
-            priority=bounded(priority),
-        )
-        return Frame(header.pack(), None, priority, droppable=True)
+        header = _header(slice_, self.view, clock, rate, priority, ready, flags | Flag.SHARED, offset)
+        return Frame(header, None, priority, droppable=True)
 
     def _push_later(
         self, slice_: WorkerSlice, data: Array | Parts, clock: int, rate: float, priority: int, flags: int, ready: float
     ) -> Frame:
         """The frame of a gradient that the sending thread must copy, encode or send."""
         view = self.view  # now, because the frame may be sent when this link has entered a later view
-
-        def header(flags: int = flags, offset: int = 0) -> bytes:
-            return Header(
-                FrameKind.PUSH,
-                slice_.push_bytes,
-                view,
-                slice_.range.key,
-                slice_.range.index,
-                clock,
-                rate,
-                slice_.push_type,
-                flags,
-                offset,
-                time.perf_counter() - ready,
-                priority=bounded(priority),
-            ).pack()
-
+        header = partial(_header, slice_, view, clock, rate, priority, ready)
         if slice_.codec or self.link.own_arena is not None:
             last = moment(view, clock)
             prepare = partial(self._prepared, slice_, data, last, self.op, header, flags)
@@ -145,7 +114,7 @@ class ServerLink:
         return Frame(
             b"",
             priority=priority,
-            prepare=lambda: (header(), to_send(data)),
+            prepare=lambda: (header(flags), to_send(data)),
             prepared_bytes=wire.HEADER_SIZE + slice_.nbytes,
             droppable=True,
         )
@@ -174,24 +143,16 @@ class ServerLink:
         memory = slice_.sending if free else np.zeros(slice_.push_bytes, np.uint8)
         if slice_.codec:
             assert isinstance(data, np.ndarray)
-            self._encode(slice_, slice_.codec, data, memory, last, op)
+            was_aborted = last < moment(self.view, 0)
+            slice_.encode(data, memory, None if was_aborted else op)
         else:
             gather(data, memory.view(slice_.dtype))
         offset = arena.offset_of(memory) if arena is not None and memory.size else None
         if offset is None:
-            return header(), as_bytes(memory)
+            return header(flags), as_bytes(memory)
         slice_.loaned = last
         self._count_shared(memory.nbytes)
         return header(flags | Flag.SHARED, offset), None
-
-    def _encode(self, slice_: WorkerSlice, codec: Codec, data: Array, memory: Array, last: int, op: int) -> None:
-        residual = slice_.residual
-        if residual is not None and slice_.undo is not None:
-            if last < moment(self.view, 0):  # its round was aborted: the residual must stay
-                residual = residual.copy()
-            else:
-                slice_.undo.keep(op)
-        codec.encode(data, memory, residual)
 
     def _count_shared(self, size: int) -> None:
         with self._lock:
@@ -199,10 +160,9 @@ class ServerLink:
 
     def expect(self, destination: Destination, clock: int) -> None:
         """Register the destination of the slice's value at `clock`. Call this before the pull."""
-        where = destination.slice.range
         destination.handled = self.traffic.handled
         with self._lock:
-            self._pulls.setdefault((where.key, where.index, clock), []).append(destination)
+            self._landing.expect(destination, clock)
 
     def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
         """The PULL frame for the slice's value at `clock`; call `expect` first."""
@@ -268,7 +228,7 @@ class ServerLink:
         with self._coding, self._lock:
             self.view = view
             self._interrupt([request.handle for request in self._requests])
-            self._pulls.clear()
+            self._landing.forget()
             self._requests.clear()
         self.outbox.drop()
 
@@ -285,22 +245,16 @@ class ServerLink:
 
     def _interrupt(self, asked: Sequence[Handle]) -> None:
         """Interrupt the waits for these requests and for all pulls. Call this with the lock held."""
-        for handle in asked:
+        for handle in (*asked, *self._landing.handles):
             handle.interrupt()
-        for waiting in self._pulls.values():
-            for destination in waiting:
-                destination.handle.interrupt()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
         """Fail all pending pulls and requests, and cut the link."""
         with self._lock:
-            for waiting in self._pulls.values():
-                for destination in waiting:
-                    destination.handle.fail(reason)
-            for request in self._requests:
-                request.handle.fail(reason)
+            for handle in (*self._landing.handles, *(request.handle for request in self._requests)):
+                handle.fail(reason)
         self.link.cut()
 
     def _receive(self) -> None:
@@ -329,95 +283,18 @@ class ServerLink:
             self._answer(header)
 
     def _take_value(self, header: Header) -> None:
-        with self._lock:
-            destination, kept = self._destination(header)
-        if destination is None:
-            return self._drop(header)
-        if not kept:
-            self._receive_value(header, destination)
-        slice_ = destination.slice
-        slice_.returned = max(slice_.returned, moment(header.view, header.clock))
-        destination.handle.one_done(
-            Trip(
-                destination.asked,
-                header.waited,
-                header.worked,
-                self.traffic.handled - destination.handled,
-                bool(header.flags & Flag.SHARED) and not self.to_relay,
-            )
-        )
-
-    def _destination(self, header: Header) -> tuple[Destination | None, bool]:
-        """The destination of a value, None if the value is of an earlier view; and whether the value needs no copy,
-        because it is read in place. Call this with the lock held: so no value of an earlier view is kept after
-        `enter`."""
-        if header.view < self.view:
-            return None, False
-        id = header.key, header.slice, header.clock
-        waiting = self._pulls[id]
-        destination = waiting.pop(0)
-        if not waiting:
-            del self._pulls[id]
-        self._count(header)
-        slice_ = destination.slice
-        coded = slice_.result_codec is not None and header.dtype == slice_.result_codec.number
-        expected = slice_.result_codec.nbytes(slice_.range.length) if coded and slice_.result_codec else slice_.nbytes
-        if header.length != expected or (not coded and header.dtype != slice_.value_type):
-            raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
-        if not header.flags & Flag.SHARED or destination.keep is None or coded:
-            return destination, False
-        destination.keep(slice_, self._shared(header).view(slice_.dtype), header.offset)
-        return destination, True
-
-    def _drop(self, header: Header) -> None:
-        """A value of an earlier view: nobody waits for it."""
-        if header.flags & Flag.SHARED:
-            self.outbox.put_all([self._release([(header.key, header.slice, header.offset)])])
+        with self._lock:  # so no value of an earlier view is kept after `enter`
+            found = None if header.view < self.view else self._landing.find(header)
+        if found is not None:
+            self._landing.land(header, *found)
+        elif header.flags & Flag.SHARED:  # of an earlier view: nobody waits for it
+            self._read(header.key, header.slice, header.offset)
         else:
             self.link.discard(header)
 
-    def _shared(self, header: Header) -> Array:
-        """A value in the server's memory, uint8."""
-        if self.link.peer_arena is None:
-            raise FrameError("a value in shared memory, but this link shares none")
-        return self.link.peer_arena.view(header.offset, header.length)
-
-    def _receive_value(self, header: Header, destination: Destination) -> None:
-        """Copy or decode a value to its destination."""
-        coded = header.dtype != destination.slice.value_type
-        if header.flags & Flag.SHARED:
-            self._copy_shared(header, destination, coded)
-        elif coded:
-            self._receive_coded(destination)
-        elif header.length:
-            self.link.read_parts(to_fill(destination.target))
-
-    def _copy_shared(self, header: Header, destination: Destination, coded: bool) -> None:
-        data, since = self._shared(header), time.perf_counter()
-        if coded:
-            assert destination.slice.result_codec is not None and isinstance(destination.target, np.ndarray)
-            destination.slice.result_codec.decode(data, destination.target)
-        else:
-            scatter(data.view(destination.slice.dtype), destination.target)
-        self.traffic.landed += time.perf_counter() - since
-        self.outbox.put_all([self.release([(destination.slice, header.offset)])])
-
-    def _receive_coded(self, destination: Destination) -> None:
-        slice_ = destination.slice
-        assert slice_.result_codec is not None and isinstance(destination.target, np.ndarray)
-        if slice_.receiving is None:
-            slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
-        self.link.read_into(as_bytes(slice_.receiving))
-        since = time.perf_counter()
-        slice_.result_codec.decode(slice_.receiving, destination.target)
-        self.traffic.landed += time.perf_counter() - since
-
-    def _count(self, header: Header) -> None:
-        traffic = self.traffic
-        traffic.values += 1
-        traffic.staleness += header.number
-        if header.flags & Flag.SHARED:
-            traffic.shared_received += header.length
+    def _read(self, key: int, index: int, offset: int) -> None:
+        """A value in the server's memory has been read."""
+        self.outbox.put_all([self._release([(key, index, offset)])])
 
     def _answer(self, header: Header) -> None:
         with self._lock:
@@ -429,6 +306,26 @@ class ServerLink:
         if header.kind == FrameKind.STATE:
             request.answer.append(state.receive(self.link, header))
         request.handle.one_done()
+
+
+def _header(
+    slice_: WorkerSlice, view: int, clock: int, rate: float, priority: int, ready: float, flags: int, offset: int = 0
+) -> bytes:
+    """The header of a PUSH that is sent now."""
+    return Header(
+        FrameKind.PUSH,
+        slice_.push_bytes,
+        view,
+        slice_.range.key,
+        slice_.range.index,
+        clock,
+        rate,
+        slice_.push_type,
+        flags,
+        offset,
+        time.perf_counter() - ready,
+        priority=bounded(priority),
+    ).pack()
 
 
 def _end(handle: Handle, leaves: bool) -> None:

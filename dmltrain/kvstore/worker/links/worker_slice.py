@@ -52,6 +52,18 @@ class WorkerSlice:
         if self.codec and self.codec.needs_residual:
             self.residual = np.zeros(length, np.float32)
 
+    def encode(self, data: Array, memory: Array, op: int | None) -> None:
+        """Encode a push of this op, (length,), into `memory`, uint8. None: its round was aborted, so the residual must
+        stay."""
+        assert self.codec is not None
+        residual = self.residual
+        if residual is not None and self.undo is not None:
+            if op is None:
+                residual = residual.copy()
+            else:
+                self.undo.keep(op)
+        self.codec.encode(data, memory, residual)
+
 
 @dataclass(eq=False, slots=True)
 class Destination:

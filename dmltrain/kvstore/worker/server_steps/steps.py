@@ -64,7 +64,7 @@ class ServerSteps:
 
     def gone(self) -> list[Array]:
         """What each server knows of workers that have left: rows of (worker, least, most), int64 (n, 3); see
-        ServerCore.enter. Raises ViewChanged, JobLost."""
+        Views.enter of the server. Raises ViewChanged, JobLost."""
         return [npz.read(answer)["gone"] for answer in self._member.answers(FrameKind.READ_GONE)]
 
     # -- other servers --------------------------------------------------------------------------------------------

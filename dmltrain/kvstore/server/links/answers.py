@@ -33,10 +33,8 @@ class Answers:
         if outbox is None:
             return reply.release()
         shared = outbox.link.own_arena is not None and self._unread.lend(reply)
-        frame = _shared(reply, self._view) if shared else _copied(reply, self._view)
-        if not shared:
-            frame.sent = lambda: self._sent(reply)
-        self._replies.append((outbox, frame))
+        sent, payload = (None, None) if shared else (lambda: self._sent(reply), reply.buffer.views())
+        self._replies.append((outbox, Frame(_header(reply, self._view, shared), payload, reply.priority, sent)))
 
     def send(self) -> None:
         """Send the queued values, also those of other threads. Call this without the lock: it may be a system call."""
@@ -83,27 +81,17 @@ def next_of(items: deque[Item]) -> Item | None:
         return None
 
 
-def _shared(reply: Reply, view: int) -> Frame:
-    """The frame of a value that the worker reads in this process's memory."""
-    return Frame(_header(reply, view, reply.buffer.nbytes, Flag.SHARED), None, reply.priority)
-
-
-def _copied(reply: Reply, view: int) -> Frame:
-    """The frame of a value that follows its header."""
-    return Frame(_header(reply, view, reply.buffer.nbytes, 0), reply.buffer.views(), reply.priority)
-
-
-def _header(reply: Reply, view: int, length: int, flags: int) -> bytes:
+def _header(reply: Reply, view: int, shared: bool) -> bytes:
     return Header(
         FrameKind.VALUE,
-        length,
+        reply.buffer.nbytes,
         view,
         reply.key,
         reply.slice,
         reply.clock,
         reply.staleness,
         reply.dtype,
-        flags,
+        Flag.SHARED if shared else 0,
         reply.buffer.offset or 0,
         reply.waited,
         reply.worked,

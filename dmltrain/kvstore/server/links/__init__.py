@@ -1,0 +1,1 @@
+"""A server's links to workers and relays: between their frames and the pure core."""
