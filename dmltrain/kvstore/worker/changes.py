@@ -2,7 +2,7 @@
 
 The control thread answers after which step this worker can stop, and learns after which one all change. The training
 thread counts its steps. After that step it waits until all its pushes are in the weights, and then for all workers:
-now nothing is on its way to a server, and no pull waits. The scheduler tells the servers (`Keys.change` of its core), and
+now nothing is on its way to a server, and no pull waits. The scheduler tells the servers (`Keys.change` there), and
 when they have answered all go on.
 """
 

@@ -250,5 +250,9 @@ class DistKVStore(KVStore):
         """End the job for all processes, also for this one if its main thread is waiting. Other threads call this."""
         self._member.lose(reason)
 
+    def lost_within(self, seconds: float) -> str:
+        """Why the job was lost, waiting for at most `seconds`; "" if it is not."""
+        return self._member.lost_within(seconds)
+
     def close(self) -> None:
         self._member.close()

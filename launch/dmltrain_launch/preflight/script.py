@@ -1,6 +1,7 @@
 """What a job's Python script imports.
 
-`read`: whether it imports dmltrain, torch.distributed, MXNet or Lightning, anywhere in it.
+`read`: whether it imports dmltrain, torch.distributed, MXNet, Lightning or dmltrain's backend of torch.distributed,
+anywhere in it.
 `needs`: the modules that every run of it imports first. Only imports at the script's top level count, because others
 may never run. Imports after a change of sys.path do not count, because the script may find these modules where
 preflight does not search.
@@ -26,6 +27,7 @@ class Script:
     uses_torch_distributed: bool = False
     uses_mxnet: bool = False
     uses_lightning: bool = False
+    uses_torch_backend: bool = False
 
 
 def script_of(argv: Sequence[str]) -> str:
@@ -52,7 +54,13 @@ def of_source(source: str) -> Script:
         names = set(_names(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Script()
-    modules = [("dmltrain",), ("torch.distributed",), ("mxnet",), ("lightning", "pytorch_lightning")]
+    modules = [
+        ("dmltrain",),
+        ("torch.distributed",),
+        ("mxnet",),
+        ("lightning", "pytorch_lightning"),
+        ("dmltrain.torch",),
+    ]
     return Script(*(any(_has(names, module) for module in each) for each in modules))
 
 

@@ -65,12 +65,15 @@ def make_job(options: Options, name: str) -> Job:
 def _torch_env(options: Options) -> bool:
     """Whether workers get the variables of torch.distributed, such as RANK.
 
-    With auto they do not if the script uses dmltrain, because it may check for RANK, or if it uses MXNet and not
-    torch.distributed, because its ranks are those of dmlc's tracker.
+    With auto they do if it imports dmltrain's backend of torch.distributed. They do not if it uses dmltrain otherwise,
+    because it may check for RANK, or if it uses MXNet and not torch.distributed, because its ranks are those of dmlc's
+    tracker.
     """
     if options.torch_env != "auto":
         return options.torch_env == "on"
     used = script.read(options.program)
+    if used.uses_torch_backend:
+        return True
     return not used.uses_dmltrain and (used.uses_torch_distributed or not used.uses_mxnet)
 
 

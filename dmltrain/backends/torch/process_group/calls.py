@@ -1,0 +1,95 @@
+"""The collectives that this worker has called in one group, to compare them with those of the others when they wait.
+
+torch.distributed expects the same calls in the same order on all workers, and gloo waits for ever when they differ. So
+a call that is not complete after WAITING_SECONDS is published in the group's store, and whoever waits reads what the
+others wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+WAITING_SECONDS = 3.0
+NOT_THE_SCRIPT = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@dataclass
+class Call:
+    """`number`: how many calls of this group came before it."""
+
+    number: int
+    what: str  # such as "all_reduce of float32 (10,)"
+    place: str  # such as "train.py:12"
+    since: float
+    work: dist.Work | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.work is not None and self.work.is_completed()
+
+
+class Calls:
+    """Of one group. `store`: of the group, a connection of its own. One thread makes calls, another one watches."""
+
+    def __init__(self, store: Store, rank: int, ranks: list[int]) -> None:
+        """`ranks`: of the group's members among the workers of the job, for messages."""
+        self._store, self._rank, self._ranks = store, rank, ranks
+        self._open: deque[Call] = deque()
+        self._made = 0
+        self._published: Call | None = None
+
+    def begin(self, what: str) -> Call:
+        """A call of the script; its `work` is set when it is known."""
+        while self._open and self._open[0].complete:
+            self._open.popleft()
+        call = Call(self._made, what, _place(), time.monotonic())
+        self._made += 1
+        self._open.append(call)
+        return call
+
+    def difference(self) -> str:
+        """What differs between the call that this worker waits for and another worker's call at the same place in the
+        order of calls; "" if nothing does, or if no call waits."""
+        own = next((call for call in list(self._open) if not call.complete), None)
+        if own is None or time.monotonic() - own.since < WAITING_SECONDS:
+            return ""
+        if own is not self._published:
+            self._store.set(str(self._rank), json.dumps([own.number, own.what, own.place]))
+            self._published = own
+        for rank, worker in enumerate(self._ranks):
+            if rank != self._rank and self._store.check([str(rank)]):
+                number, what, place = json.loads(self._store.get(str(rank)))
+                if number == own.number and what != own.what:
+                    return (
+                        f"different calls of torch.distributed: worker {self._ranks[self._rank]} waits in {own.what} "
+                        f"({own.place}), worker {worker} in {what} ({place}): all workers must make the same calls in "
+                        "the same order, with tensors of the same shape and type"
+                    )
+        return ""
+
+
+def described(name: str, tensors: list[torch.Tensor]) -> str:
+    shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors[:3]]
+    more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+    return f"{name} of {', '.join(shapes)}{more}" if shapes else name
+
+
+def _place() -> str:
+    """Where the script has called torch.distributed."""
+    frame = sys._getframe(2)
+    while frame and frame.f_code.co_filename.startswith(NOT_THE_SCRIPT):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(NOT_THE_SCRIPT):
+        return "called by torch itself, as in backward()"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,0 +1,132 @@
+"""A process group: large sums of floats over the servers of the job, everything else over gloo."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
+
+from dmltrain.backends.torch.process_group.calls import Call, Calls, described
+from dmltrain.backends.torch.process_group.sums import SumsOnServers
+from dmltrain.backends.torch.process_group.watch import Watch
+from dmltrain.backends.torch.process_group.work import GlooWork, Works
+from dmltrain.base.errors import JobLost
+
+CPU = torch.device("cpu")
+OPERATIONS = (  # of torch.distributed.ProcessGroup, which gloo has as well
+    *("_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce_coalesced"),
+    *("alltoall", "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+)
+POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
+
+
+class Group(dist.ProcessGroup):
+    """`sums`: those of all workers of the job; None for a group of fewer, and in a job without servers. `ranks`: of the
+    members, among the workers of the job. `address`: of this host on the training network; "": gloo looks for one."""
+
+    def __init__(
+        self,
+        store: Store,
+        ranks: list[int],
+        rank: int,
+        timeout: datetime.timedelta,
+        address: str,
+        watch: Watch,
+        sums: SumsOnServers | None,
+    ) -> None:
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
+        self.gloo._set_sequence_number_for_group()
+        self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self.gloo)
+        self._sums, self._watch = sums, watch
+        own: Any = PrefixStore("calls", store)
+        self.calls = Calls(own.clone(), rank, ranks)
+        watch.add(self)
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return "dmltrain"
+
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        opts = opts or dist.AllreduceOptions()
+        average = opts.reduceOp == dist.ReduceOp.AVG
+        if self._sums and len(tensors) == 1 and self._sums.takes(tensors[0], opts.reduceOp):
+            call = self.calls.begin(described("all_reduce", tensors))
+            try:
+                call.work = self._sums.start(tensors[0], 1.0 / self.size() if average else 1.0)
+            except JobLost as error:
+                raise dist.DistBackendError(str(error)) from error
+            return call.work
+        if average:  # gloo has no average
+            opts.reduceOp = dist.ReduceOp.SUM
+            for tensor in tensors:
+                tensor.div_(self.size())
+        return self._over_gloo("allreduce", tensors, opts)
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        if len({tensor.shape for tensor in outputs[0]}) == 1:
+            return self._over_gloo("allgather", outputs, inputs, opts or AllgatherOptions())
+        outputs[0][self.rank()].copy_(inputs[0])  # gloo gathers equal shapes only
+        return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> dist.Work:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return self._over_gloo("broadcast", [tensor], options)
+
+    def _over_gloo(self, name: str, *arguments: Any, **options: Any) -> dist.Work:
+        call = self.calls.begin(described(name, list(_tensors(arguments))))
+        return self._guarded(call, name, *arguments, **options)
+
+    def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:
+        try:
+            work = GlooWork(getattr(self.gloo, name)(*arguments, **options), self._watch.explained)
+        except RuntimeError as error:  # wrong arguments, or gloo has been ended because of the reason
+            raise (dist.DistBackendError(self._watch.reason) if self._watch.reason else error) from error
+        if call:
+            call.work = work
+        return work
+
+
+def _options(address: str, timeout: datetime.timedelta) -> Any:
+    make: Any = dist.ProcessGroupGloo
+    options = make._Options()
+    options._timeout = timeout
+    options._devices = [make.create_device(hostname=address) if address else make.create_default_device()]
+    return options
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+
+
+def _collective(name: str) -> Callable[..., dist.Work]:
+    def operation(self: Group, *arguments: Any, **options: Any) -> dist.Work:
+        return self._over_gloo(name, *arguments, **options)
+
+    return operation
+
+
+def _single(name: str) -> Callable[..., dist.Work]:
+    def operation(self: Group, *arguments: Any, **options: Any) -> dist.Work:
+        return self._guarded(None, name, *arguments, **options)
+
+    return operation
+
+
+for _name in OPERATIONS:
+    setattr(Group, _name, _collective(_name))
+for _name in POINT_TO_POINT:
+    setattr(Group, _name, _single(_name))

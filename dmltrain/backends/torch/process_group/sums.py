@@ -1,0 +1,144 @@
+"""Sums of tensors on the servers of a job, in pieces.
+
+Every worker asks for the same sums in the same order, as torch.distributed demands it of all collectives. A tensor
+travels in pieces of a few sizes, and each size has a ring of keys of the kvstore. So the nth piece of a size has the
+same key on all workers without a word between them, the memory has a bound whatever sizes a program sums, and a key is
+declared once. A tensor waits only while its place in the ring still holds an earlier piece.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dmltrain.backends.torch.process_group.work import SumWork
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import JobLost
+from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.worker.store import DistKVStore
+
+LARGEST, SMALLEST = 1 << 22, 1 << 16  # bytes of a piece; each size is twice the next one
+RING_BYTES = 1 << 27  # of the pieces of the largest size
+RING_PLACES = 16  # of every other size
+DTYPES = (torch.float32, torch.float64)
+# An operation of torch equals these, but these do not equal it: `in` compares the other way round.
+OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+
+
+@dataclass
+class Place:
+    """One key of the kvstore, and the shared memory from which it is pushed."""
+
+    key: str
+    buffer: torch.Tensor  # (elements,)
+    free: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.free.set()
+
+    def fill(self, values: torch.Tensor) -> None:
+        """What is not used has the number of values at its end, for `check`."""
+        self.buffer[: len(values)].copy_(values)
+        if len(values) < len(self.buffer):
+            self.buffer[-1] = len(values)
+
+    def check(self, values: torch.Tensor, total: Array, workers: int) -> None:
+        """Raise JobLost if the `total` has parts of other lengths."""
+        if len(values) < len(total) and total[-1] != workers * len(values):
+            raise JobLost("the workers have called all_reduce with tensors of different sizes")
+
+
+@dataclass
+class Piece:
+    """A part of a tensor on its way. `values` (elements,) is a view into the tensor."""
+
+    values: torch.Tensor
+    place: Place
+    handle: Handle
+    factor: float
+    work: SumWork | None  # which ends with this piece
+
+
+class SumsOnServers:
+    """`start` is called by one thread at a time; another one, of this object, receives what it has started."""
+
+    def __init__(self, store: DistKVStore) -> None:
+        self.store = store
+        self._rings: dict[tuple[torch.dtype, int], list[Place]] = {}
+        self._used: Counter[tuple[torch.dtype, int]] = Counter()
+        self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._receive, name="dmltrain sums", daemon=True).start()
+
+    def takes(self, tensor: torch.Tensor, operation: dist.ReduceOp) -> bool:
+        """Whether the servers have this operation, and are faster than gloo for this tensor."""
+        return (
+            any(operation == each for each in OPERATIONS)  # type: ignore[comparison-overlap]
+            and tensor.dtype in DTYPES
+            and tensor.device.type == "cpu"
+            and tensor.is_contiguous()
+            and tensor.numel() * tensor.element_size() >= SMALLEST
+        )
+
+    def start(self, tensor: torch.Tensor, factor: float = 1.0) -> SumWork:
+        """Replace `tensor` by the sum of all workers' tensors, times `factor`."""
+        work = SumWork([tensor])
+        flat = tensor.detach().view(-1)
+        with self._lock:
+            parts = list(_parts(flat.numel() * flat.element_size()))
+            begin = 0
+            for number, size in enumerate(parts):
+                values = flat[begin : begin + size // flat.element_size()]
+                begin += len(values)
+                place = self._next_place(flat.dtype, size)
+                place.free.wait()
+                place.free.clear()
+                place.fill(values)
+                handle = self.store.pushpull(place.key, place.buffer.numpy(), READ, wait=False)
+                last = work if number + 1 == len(parts) else None
+                self._pieces.put(Piece(values, place, handle, factor, last))
+        return work
+
+    def _next_place(self, dtype: torch.dtype, size: int) -> Place:
+        """The same one on all workers, which have asked for the same sizes before."""
+        ring = self._rings.setdefault((dtype, size), [])
+        index = self._used[dtype, size] % (RING_BYTES // size if size == LARGEST else RING_PLACES)
+        self._used[dtype, size] += 1
+        if index == len(ring):
+            key = f"sum {dtype} {size} {index}".replace("torch.", "")
+            array = np.zeros(size // dtype.itemsize, str(dtype).removeprefix("torch."))
+            self.store.init(key, array)
+            ring.append(Place(key, torch.from_numpy(self.store.buffers([key])[0])))
+        return ring[index]
+
+    def _receive(self) -> None:
+        error: Exception | None = None
+        while True:
+            piece = self._pieces.get()
+            try:
+                piece.handle.wait()
+                total = piece.handle.values[0]
+                piece.place.check(piece.values, total, self.store.num_workers)
+                np.multiply(total[: len(piece.values)], piece.factor, out=piece.values.numpy())
+            except Exception as caught:  # JobLost: all that is under way has failed
+                error = error or caught
+            piece.place.free.set()
+            if piece.work:
+                piece.work.end(error)
+
+
+def _parts(size: int) -> Iterator[int]:
+    """The bytes of the pieces of a tensor of `size` bytes; the last one may have more than is left."""
+    piece = LARGEST
+    while size > 0:
+        while piece > SMALLEST and piece > size:
+            piece //= 2
+        yield piece
+        size -= piece

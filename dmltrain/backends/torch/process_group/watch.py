@@ -1,0 +1,60 @@
+"""Why a collective fails or waits: a lost worker, or different calls on different workers."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from dmltrain.kvstore.worker.store import DistKVStore
+
+if TYPE_CHECKING:
+    from dmltrain.backends.torch.process_group.group import Group
+
+LOOK_SECONDS = 1.0  # between two comparisons of calls
+CAUSE_SECONDS = 10.0  # for the cause of an error of gloo to become known
+
+
+class Watch:
+    """Of one process and all its groups. `store`: the job's kvstore, which knows why a job is lost; None without
+    servers. gloo's operations end when the watch has found a reason."""
+
+    def __init__(self, store: DistKVStore | None) -> None:
+        self._store = store
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._found = threading.Event()
+        self.reason = ""
+        threading.Thread(target=self._look, name="dmltrain watch", daemon=True).start()
+
+    def add(self, group: Group) -> None:
+        self._groups.add(group)
+
+    def explained(self, error: Exception) -> dist.DistBackendError:
+        """The error with its cause, which may need some seconds to become known."""
+        self._found.wait(CAUSE_SECONDS)
+        return dist.DistBackendError(self.reason or str(error))
+
+    def _look(self) -> None:
+        reason = ""
+        while not reason:
+            reason = self._lost() or self._difference()
+        self.reason = reason
+        self._found.set()
+        if self._store:
+            self._store.lose(reason)
+        for group in list(self._groups):
+            group.gloo.abort()
+
+    def _lost(self) -> str:
+        if self._store:
+            return self._store.lost_within(LOOK_SECONDS)
+        self._found.wait(LOOK_SECONDS)
+        return ""
+
+    def _difference(self) -> str:
+        try:
+            return next(filter(None, (group.calls.difference() for group in list(self._groups))), "")
+        except RuntimeError:  # a group's store has gone with worker 0, or the process ends
+            return ""

@@ -1,0 +1,80 @@
+"""torch.distributed over the servers of a job: dmltrain.torch."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_for
+
+PROGRAM = Path(__file__).parent / "programs/torch_backend.py"
+
+
+@pytest.fixture
+def run(start_forked, tmp_path):
+    """`run(function, word, ..., workers=2)` -> the job; its `results` are those of the function."""
+
+    def run(function, *words, workers=2, servers=2, **options):
+        return start_forked(
+            PROGRAM, function, tmp_path / "meeting", *words, workers=workers, servers=servers, **options
+        )
+
+    return run
+
+
+def said(job, workers=2):
+    """What each worker has said, as one dictionary for each."""
+    if "server-0" not in job.processes:
+        job.processes["scheduler-0"].kill()  # for which nobody asks
+        wait_for(lambda: all(process.poll() is not None for process in job.processes.values()), "the end of the job")
+    else:
+        job.wait()
+    return [{key: value for row in job.results(rank) for key, value in row.items()} for rank in range(workers)]
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2), (2, 0)])
+@pytest.mark.parametrize("function", ["all_reduces", "collectives"])
+def test_collectives_have_the_results_of_gloo(run, function, workers, servers):
+    for found in said(run(function, workers=workers, servers=servers), workers):
+        assert found == {"wrong": []}
+
+
+def test_many_sums_are_under_way_at_once(run):
+    for found in said(run("works")):
+        assert found == {"right": True, "complete": True, "result": 1.0, "future": 1.0}
+
+
+def test_groups_of_fewer_workers_and_a_second_default_group(run):
+    found = said(run("groups", workers=3), 3)
+    assert [each["few"] for each in found] == [1.0, 1.0, 2.0]
+    assert all(each["world"] == each["again"] == 3.0 and each["name"] == "dmltrain" for each in found)
+
+
+def test_ddp_trains_as_over_gloo_and_its_gradients_go_over_the_servers(run):
+    for found in said(run("ddp")):
+        assert found["same"]
+        assert found["sent"] > 3 * 4 * 2 * 300 * 300, "the two large layers, in three exchanges"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("another collective", ["broadcast of float32 (7,) (", "allreduce of float32 (40000,) ("]),
+        ("another size", ["declares key"]),
+        ("another size in the same pieces", ["different sizes"]),
+        ("killed", ["worker 1", "lost"]),
+        ("stopped", ["worker 1", "missed heartbeats"]),
+        ("stopped before a sum", ["worker 1", "missed heartbeats"]),
+    ],
+)
+def test_a_fault_is_named_by_the_collective_that_waits(run, kind, said):
+    job = run("fault", kind, env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "4"})
+    wait_for(lambda: job.processes["worker-0"].poll() is not None, "the end of worker 0")
+    assert job.processes["worker-0"].poll() != 0
+    assert all(words in job.output("worker-0") for words in said), job.output("worker-0")
+    job.processes["worker-1"].kill()
+
+
+def test_a_rank_that_contradicts_the_launchers_is_refused(run):
+    job = run("contradicts")
+    wait_for(lambda: all(job.processes[f"worker-{rank}"].poll() is not None for rank in range(2)), "both workers' end")
+    assert "init_process_group was told rank 1 of 2" in job.output("worker-0")
