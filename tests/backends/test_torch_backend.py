@@ -58,7 +58,7 @@ def test_ddp_trains_as_over_gloo_and_its_gradients_go_over_the_servers(run):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("another collective", ["broadcast of float32 (7,) (", "allreduce of float32 (40000,) ("]),
+        ("another collective", ["broadcast of float32 (7,) (", "all_reduce of float32 (40000,) ("]),
         ("another size", ["declares key"]),
         ("another size in the same pieces", ["different sizes"]),
         ("killed", ["worker 1", "lost"]),

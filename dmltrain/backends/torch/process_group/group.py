@@ -17,11 +17,23 @@ from dmltrain.backends.torch.process_group.work import GlooWork, Works
 from dmltrain.base.errors import JobLost
 
 CPU = torch.device("cpu")
-OPERATIONS = (  # of torch.distributed.ProcessGroup, which gloo has as well
-    *("_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce_coalesced"),
-    *("alltoall", "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"),
-    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-)
+OPERATIONS = {  # of torch.distributed.ProcessGroup and of gloo -> the function that a script calls
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "scatter": "scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+}
+NAMES = {**OPERATIONS, "allreduce": "all_reduce", "allgather": "all_gather"}
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 
 
@@ -83,7 +95,7 @@ class Group(dist.ProcessGroup):
         return self._over_gloo("broadcast", [tensor], options)
 
     def _over_gloo(self, name: str, *arguments: Any, **options: Any) -> dist.Work:
-        call = self.calls.begin(described(name, list(_tensors(arguments))))
+        call = self.calls.begin(described(NAMES[name], list(_tensors(arguments))))
         return self._guarded(call, name, *arguments, **options)
 
     def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:
