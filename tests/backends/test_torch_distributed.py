@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch import plain_step
-from dmltrain.backends.torch.distributed import distribute, layout, parts
+from dmltrain.backends.torch.distributed import layout, parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore, create
@@ -19,6 +19,7 @@ from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.served_store import ServedStore
 from tests.backends.trainers import MLP
 from tests.backends.trainers import torch_trainer as make
+from tests.connected import connected
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
@@ -75,7 +76,7 @@ def trained(model):
 def test_all_start_from_the_first_workers_weights_and_statistics(job, early):
     def one(store):
         model = Net(store.rank)
-        distribute(model, sgd(model), store, step_early=early)
+        connected(model, sgd(model), store, step_early=early)
         return model
 
     expected = Net(0).state_dict()
@@ -91,7 +92,7 @@ def test_what_only_the_wrapped_optimizer_has_is_reached_through_it():
             return "evaluates"
 
     model = nn.Linear(2, 2)
-    wrapped = distribute(model, WithModes(model.parameters(), lr=0.1, fused=True), create("local"))
+    wrapped = connected(model, WithModes(model.parameters(), lr=0.1, fused=True), create("local"))
     assert wrapped.eval() == "evaluates" and not hasattr(wrapped, "train")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = model.bias.detach().clone()
@@ -120,7 +121,7 @@ def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, opti
     def one(store):
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         plain = copy.deepcopy(model)
-        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store, step_early=True)
+        optimizer = connected(model, kind(model.parameters(), lr=0.1, **options), store, step_early=True)
         alone = kind(plain.parameters(), lr=0.1, **options)
         copied = list(zip(model.parameters(), plain.parameters(), strict=True))
         for mine, its in copied:
@@ -148,7 +149,7 @@ def test_a_step_is_of_the_mean_or_sum_of_all_gradients(job, average, options):
 
     def one(store):
         model = Net(store.rank, whole)
-        optimizer = distribute(model, sgd(model), store, average=average, **options)
+        optimizer = connected(model, sgd(model), store, average=average, **options)
         optimizer.zero_grad()
         gradients(model, store.rank)
         if "overlap" in options:
@@ -171,7 +172,7 @@ def test_gradients_are_all_workers_after_backward_and_early_ones_once_they_were_
 
     def one(store):
         model = Net(store.rank, whole=early)
-        optimizer = distribute(model, sgd(model, momentum=0.9), store, step_early=early)
+        optimizer = connected(model, sgd(model, momentum=0.9), store, step_early=early)
         optimizer.zero_grad()
         with mock.patch.object(store, "pushpull") as push, optimizer.accumulate():
             gradients(model, store.rank)
@@ -203,7 +204,7 @@ def test_gradients_are_all_workers_after_backward_and_early_ones_once_they_were_
 def test_mistakes_with_gradients_under_way_are_explained(job):
     def one(store):
         model = Net(store.rank)
-        optimizer = distribute(model, sgd(model), store, step_early=True)
+        optimizer = connected(model, sgd(model), store, step_early=True)
         gradients(model, store.rank)
         with pytest.raises(UserError, match="third.weight has no gradient at step"):
             optimizer.step()
@@ -228,7 +229,7 @@ def test_a_closure_is_called_once_with_gradients_and_its_mean_loss_returned(job,
 
     def one(store):
         model = Net(store.rank, whole=early)
-        optimizer, calls = distribute(model, sgd(model), store, step_early=early), []
+        optimizer, calls = connected(model, sgd(model), store, step_early=early), []
 
         def closure():
             optimizer.zero_grad()
@@ -252,7 +253,7 @@ def test_a_closure_is_called_once_with_gradients_and_its_mean_loss_returned(job,
 def test_a_state_goes_on_where_it_was_saved(job, options):
     def one(store):
         model = Net(0, whole=bool(options))
-        optimizer = distribute(model, sgd(model, momentum=0.9), store, **options)
+        optimizer = connected(model, sgd(model, momentum=0.9), store, **options)
         gradients(model, store.rank)
         optimizer.step()
         saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
@@ -457,7 +458,7 @@ def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(j
     def one(store):
         model = nn.Linear(2, 1, bias=False)
         nn.init.ones_(model.weight)
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
+        optimizer = connected(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
         store.barrier()
         with mock.patch.object(store, "pushpull", wraps=store.pushpull) as push:
             model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, set_rate
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer, make_spec
 from dmltrain.base.errors import UserError
 from tests.backends.served_store import ServedStore
+from tests.connected import connected
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
@@ -49,7 +49,7 @@ def on_servers(kind="sgd", store=None, **options):
     """A model, and its optimizer on the servers of this store."""
     model, store = model_of(), store or ServedStore()
     on = {"update_on_kvstore": True} if store.type == "dist_sync" else {}
-    return model, distribute(model, OPTIMIZERS[kind](model.parameters()), store, **on, **options)
+    return model, connected(model, OPTIMIZERS[kind](model.parameters()), store, **on, **options)
 
 
 def plainly(kind, factors):
@@ -108,7 +108,7 @@ def test_groups_keep_their_own_options_and_rates():
         return torch.optim.SGD([first, {"params": of[2].parameters(), "lr": 0.01, "weight_decay": 0.5}], lr=9.0)
 
     inner, optimizer = two_groups(plain), two_groups(model)
-    optimizer = distribute(model, optimizer, store, average=False, update_on_kvstore=True)
+    optimizer = connected(model, optimizer, store, average=False, update_on_kvstore=True)
     for step in range(3):
         backward(plain, inner, step)
         for parameter in plain.parameters():
@@ -185,7 +185,7 @@ def test_a_new_rate_waits_for_no_weights():
     """The servers have the momentum that follows it."""
     model = model_of()
     inner = torch.optim.SGD([{"params": model.parameters(), "rate_in_momentum": True}], lr=0.1, momentum=0.9)
-    optimizer = distribute(model, inner, ServedStore(), update_on_kvstore=True, defer=True)
+    optimizer = connected(model, inner, ServedStore(), update_on_kvstore=True, defer=True)
     train(model, optimizer, 1)
     set_rate(optimizer, 0.5)
     assert optimizer._exchange.gradients.pending and optimizer.param_groups[0]["lr"] == 0.5
