@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.torch import exchange, replica
+from dmltrain.backends.torch import exchange, replicas
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
@@ -41,7 +41,7 @@ def assert_close(found: backend.TorchTrainer, expected: backend.TorchTrainer, re
 def test_steps_are_those_of_a_plain_loop():
     """The mean over `total` samples, momentum, and weight decay of weights and gammas only."""
     made, plain = make(RESNET, "--wd 0.01"), make(RESNET)
-    module = plain._modules[0]
+    module = plain.replicas.modules[0]
     decayed = [p for name, p in module.named_parameters() if name.endswith(("_weight", "_gamma"))]
     others = [p for name, p in module.named_parameters() if name.endswith(("_bias", "_beta"))]
     assert len(decayed) + len(others) == len(list(module.parameters())) and others
@@ -60,8 +60,8 @@ def test_steps_are_those_of_a_plain_loop():
 
 def test_counting():
     logits, labels = torch.tensor([[0.0, 1, 2], [2, 1, 0], [1, 2, 0]]), torch.tensor([2, 1, 2])
-    assert replica.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
-    assert replica.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
+    assert replicas.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
+    assert replicas.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
 
 
 def test_the_seed_of_a_step_is_the_same_in_every_version():
@@ -74,7 +74,7 @@ def test_who_computes_is_described():
     assert made.describe() == f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     assert made.device_memory() is None
     assert made.other_files("m", 1) == {}
-    assert replica.find_device("cpu") == torch.device("cpu")
+    assert replicas.find_device("cpu") == torch.device("cpu")
 
 
 def test_metrics_are_summed_in_double_precision():
@@ -105,10 +105,10 @@ def test_a_threshold_is_of_the_sum_over_a_steps_samples(line, kind, expected):
 
 
 def test_convolutions_run_channels_last_unless_told_otherwise():
-    weight = make(RESNET)._modules[0].conv0_weight
+    weight = make(RESNET).replicas.modules[0].conv0_weight
     assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-    assert make(RESNET, "--memory-format contiguous")._modules[0].conv0_weight.is_contiguous()
-    assert make(MLP)._layout is torch.contiguous_format
+    assert make(RESNET, "--memory-format contiguous").replicas.modules[0].conv0_weight.is_contiguous()
+    assert make(MLP).replicas._layout is torch.contiguous_format
     assert make(RESNET).digest() == make(RESNET, "--memory-format contiguous").digest()
 
 

@@ -321,23 +321,23 @@ def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
     (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     assert (model[1].stride() == strides) == kept
     assert model[1].stride() == torch.zeros_like(weight).stride(), "as the optimizer's state lies"
-    flat = bucket.host_weights()
+    flat = bucket.weights.on_host()
     assert flat[:2].tolist() == [1.0, 1.0]
     if kept:
         assert flat[2:].tolist() == weight.as_strided((weight.numel(),), (1,)).tolist(), "as they lie"
-    bucket.set_weights(torch.from_numpy(flat + 1))
+    bucket.weights.set(torch.from_numpy(flat + 1))
     assert torch.equal(model[1], values + 1) and model[0].tolist() == [2.0, 2.0]
 
 
 def test_weights_that_are_pulled_lie_where_the_values_arrive():
     model = nn.Linear(3, 2)
     (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
-    bucket.lay_out(bucket.host_weights())
+    bucket.lay_out(bucket.weights.on_host())
     before = model.weight.detach().clone()
-    bucket.adopt_weights()
+    bucket.weights.adopt()
     assert torch.equal(model.weight, before)
-    bucket.pulled[:] = range(8)
-    bucket.take_weights()
+    bucket.weights.pulled[:] = range(8)
+    bucket.weights.take()
     assert model.weight.flatten().tolist() == [0, 1, 2, 3, 4, 5] and model.bias.tolist() == [6, 7]
 
 
@@ -355,7 +355,7 @@ class Noting(KVStore):
 def bucket_on(device, keep):
     model = nn.Linear(3, 2).to(device)
     made = Bucket("b", group=0, priority=1, parameters=list(model.parameters()))
-    made.lay_out(made.host_weights(), keep)
+    made.lay_out(made.weights.on_host(), keep)
     made.gradients.copy_(torch.arange(8.0))
     return made
 
@@ -421,7 +421,7 @@ def test_two_workers_with_half_a_batch_each_make_the_step_of_one_worker(job, lin
 def test_weights_are_awaited_where_they_are_read_unless_they_have_to_be_copied(job, line, later):
     def one(store):
         made = make(MLP, line, store)
-        weight = made._modules[0].fc1_weight
+        weight = made.replicas.modules[0].fc1_weight
         before = weight.detach().clone()
         made.train_step(*trainers.batch(), 16, 0.1)
         unchanged = torch.equal(weight, before)
@@ -472,7 +472,7 @@ def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(j
 
 def bucket_of(model):
     (made,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
-    made.lay_out(made.host_weights())
+    made.lay_out(made.weights.on_host())
     return made
 
 

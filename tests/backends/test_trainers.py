@@ -37,10 +37,10 @@ def arrays(made):
 def of_devices(made):
     """Name -> that array of each device."""
     made.synchronize()
-    if hasattr(made, "_modules"):  # PyTorch's
-        states = [module.state_dict() for module in made._modules]
+    if hasattr(made.replicas, "modules"):  # PyTorch's
+        states = [module.state_dict() for module in made.replicas.modules]
         return {name: [state[name].numpy().copy() for state in states] for name in states[0]}
-    return {name: [each.asnumpy() for each in array.list_data()] for name, array in made._arrays.items()}
+    return {name: [each.asnumpy() for each in array.list_data()] for name, array in made.replicas.arrays.items()}
 
 
 def test_first_weights_are_those_of_the_seed(make):
