@@ -129,6 +129,11 @@ def test_broken_records_are_skipped_as_in_a_plain_job(jobs, tmp_path):
     assert elastic.output("worker-0").count("All workers together skipped 4 records in this epoch") == 2
     fewer = jobs.start("1:before:complete:2:kill,2:before:barrier:2:kill", *words, *AUDIT)
     ends(fewer, worker_1=KILLED, worker_2=KILLED)
+    image_records.write(file, range(40), lambda number, image: image * bool(number % 3))
+    too_many = jobs.start("", *words[:-1], 1)
+    codes = too_many.wait().values()
+    assert 2 in codes and {*codes} <= {2, 75}, too_many.outputs()
+    assert "--skip-broken 1 allows no more" in too_many.outputs()
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def save_at_stop(run: Run) -> None:
     run.trainer.synchronize()
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
     position = run.plan.after(epoch, assignment.step)
-    store.repeat(lambda: _save(run, position))
+    store.repeat(partial(resume.save, run, position))
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
     else:
@@ -97,11 +97,6 @@ def save_at_stop(run: Run) -> None:
         if again or out:
             text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
             run.log.info(text, again, out)
-
-
-def _save(run: Run, position: Position) -> None:
-    resume.save(run, position)
-    run.store.barrier()  # all wait until the file is there
 
 
 def leave_job(run: Run) -> None:

@@ -68,7 +68,7 @@ def between_steps(run: Run, position: Position, signalled: bool, meter: Meter) -
         settle(run)
         if signalled or due(options.snapshot, iteration):
             run.store.repeat(partial(divergence.check, run, position.epoch))
-            run.store.repeat(lambda: write(run, position))
+            run.store.repeat(partial(resume.save, run, position))
             seed(run, position)
         if due(options.test_interval, iteration):
             log_validation(run, iteration, evaluate(run))
@@ -83,15 +83,7 @@ def save(run: Run, epoch: int) -> None:
     options, position = run.options, run.plan.after(epoch, run.plan.steps_of(epoch))
     last = epoch + 1 == run.plan.epochs
     if last or (epoch + 1) % options.save_period == 0 or due(options.snapshot, run.plan.iteration(position)):
-        run.store.repeat(lambda: write(run, position))
-
-
-def write(run: Run, position: Position) -> None:
-    """Write a checkpoint. If worker 0 of an elastic job is lost before all workers know that the file is there, the
-    worker that takes its place writes the file again."""
-    resume.save(run, position)
-    if run.store.elastic:
-        run.store.barrier()
+        run.store.repeat(partial(resume.save, run, position))
 
 
 def validate(run: Run, epoch: int) -> None:

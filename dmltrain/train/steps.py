@@ -18,6 +18,7 @@ from dmltrain.audit import sample_checksum
 from dmltrain.base.errors import Unreadable, UserError
 from dmltrain.data.assignment.parts import Part
 from dmltrain.data.batches import Batch, TrainBatches
+from dmltrain.data.broken import TooManyBroken
 from dmltrain.logs import record
 from dmltrain.rounds.plain import PlainRounds, Rounds
 from dmltrain.rounds.rates import Rates
@@ -157,9 +158,12 @@ def _total(run: Run, step: int) -> int:
 
 
 def _read(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker."""
+    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker.
+    More broken records than --skip-broken allows are a mistake of the user."""
     try:
         yield from batches
+    except TooManyBroken:
+        raise
     except UserError as error:
         raise Unreadable(f"{error}; the job goes on without this worker") from error
 
