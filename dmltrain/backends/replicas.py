@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -16,6 +15,7 @@ from dmltrain.base.normalisation import Normalisation
 from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
+METRICS = len(Sums().values())
 Device = TypeVar("Device")
 Tensor = TypeVar("Tensor", bound=Any)
 
@@ -26,6 +26,8 @@ class Replicas(ABC, Generic[Device, Tensor]):
 
     `normalisation`: of uint8 images; None: there are none. `top_k`: of the metrics; 0: not counted.
     """
+
+    sums: list[Tensor]  # on each device the metrics since `take_sums`, float64 (METRICS,)
 
     def __init__(
         self, network: Network, devices: Sequence[Device], normalisation: Normalisation | None, top_k: int
@@ -56,16 +58,15 @@ class Replicas(ABC, Generic[Device, Tensor]):
         metrics of the main output."""
 
     @abstractmethod
-    def taken_sums(self, index: int) -> Sequence[float]:
-        """The metrics on a device, which are zero from now on. Waits for the device."""
+    def read(self, tensor: Tensor) -> Array:
+        """A copy in host memory, float64. Waits for the device."""
 
     @abstractmethod
-    def statistics(self) -> list[Array]:
-        """Running means and variances of each replica, flat float64; no elements if the network has none."""
+    def write(self, tensor: Tensor, values: Array) -> None: ...
 
     @abstractmethod
-    def set_statistics(self, values: Array) -> None:
-        """Give all replicas these statistics, flat float64."""
+    def statistics(self, index: int) -> list[Tensor]:
+        """The running means and variances of a replica's batch norms."""
 
     # -- samples --------------------------------------------------------------------------------------------------
 
@@ -99,18 +100,33 @@ class Replicas(ABC, Generic[Device, Tensor]):
 
     def take_sums(self) -> Sums:
         """See Trainer."""
-        return sum((Sums.of(self.taken_sums(index)) for index in range(len(self.devices))), Sums())
+        total = Sums()
+        for sums in self.sums:
+            total += Sums.of(self.read(sums))
+            self.write(sums, np.zeros(METRICS))
+        return total
 
     # -- statistics -----------------------------------------------------------------------------------------------
 
     def merge_statistics(self, all_reduce: AllReduce, num_workers: int) -> None:
         """See Trainer."""
-        own = self.statistics() if num_workers * len(self.devices) > 1 else []
-        if own and len(own[0]):
+        if self.statistics(0) and num_workers * len(self.devices) > 1:
+            own = [self.flat_statistics(index) for index in range(len(self.devices))]
             merged = weights.merged_statistics(own, self._seen, all_reduce)
             if merged is not None:
                 self.set_statistics(merged)
         self.forget_seen()
+
+    def flat_statistics(self, index: int) -> Array:
+        """Those of a replica, float64."""
+        return np.concatenate([self.read(tensor).ravel() for tensor in self.statistics(index)])
+
+    def set_statistics(self, values: Array) -> None:
+        """Give all replicas these, float64 as above."""
+        for index in range(len(self.devices)):
+            tensors = self.statistics(index)
+            for tensor, part in zip(tensors, weights.split(values, [each.shape for each in tensors]), strict=True):
+                self.write(tensor, part)
 
     def forget_seen(self) -> None:
         """The statistics are those of all from now on."""
@@ -139,8 +155,3 @@ class TrainerOfReplicas:
             if wait:
                 wait()
             getattr(self.pace, point)()
-
-
-def seed_of(numbers: tuple[int, ...], size: int) -> int:
-    """A seed of `size` bytes, without its sign."""
-    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:size], "little") >> 1

@@ -58,12 +58,6 @@ def test_steps_are_those_of_a_plain_loop():
     assert_close(made, plain, 1e-4)
 
 
-def test_counting():
-    logits, labels = torch.tensor([[0.0, 1, 2], [2, 1, 0], [1, 2, 0]]), torch.tensor([2, 1, 2])
-    assert replicas.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
-    assert replicas.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
-
-
 def test_the_seed_of_a_step_is_the_same_in_every_version():
     make().seed(1, 2, 3)
     assert torch.initial_seed() == 5014325815932447471

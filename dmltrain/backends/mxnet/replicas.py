@@ -13,7 +13,7 @@ from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
-from dmltrain.backends.replicas import Replicas
+from dmltrain.backends.replicas import METRICS, Replicas
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
@@ -45,7 +45,7 @@ class MXNetReplicas(Replicas[Any, NDArray]):
         self._block.hybridize(static_alloc=True)
         if settings.dtype != "float32":
             self._check_dtype(network, settings.dtype)
-        self._sums = [mx.nd.zeros(4, context, dtype="float64") for context in self.devices]
+        self.sums = [mx.nd.zeros(METRICS, context, dtype="float64") for context in self.devices]
 
     def _load(self, network: Network, saved: Mapping[str, Array]) -> None:
         own = {parameter.name: parameter.shape for parameter in (*network.parameters(), *network.auxiliary())}
@@ -80,29 +80,22 @@ class MXNetReplicas(Replicas[Any, NDArray]):
         logits, *auxiliary = outputs if self.auxiliary_weights else [outputs]  # (N, num_classes) each
         loss = cross_entropy(logits, labels)
         with mx.autograd.pause():
-            self._sums[index] += count(logits, labels, loss, self.top_k)
+            self.sums[index] += count(logits, labels, loss, self.top_k)
         for weight, others in zip(self.auxiliary_weights, auxiliary, strict=True):
             loss = loss + weight * cross_entropy(others, labels)
         return loss
 
-    def taken_sums(self, index: int) -> Any:
-        values = self._sums[index].asnumpy()
-        self._sums[index][:] = 0
+    def read(self, tensor: NDArray) -> Array:
+        values: Array = tensor.asnumpy().astype(np.float64)
         return values
 
+    def write(self, tensor: NDArray, values: Array) -> None:
+        tensor[:] = values
+
+    def statistics(self, index: int) -> list[NDArray]:
+        return [self.arrays[name].list_data()[index] for name in self._statistics]
+
     # -- arrays ---------------------------------------------------------------------------------------------------
-
-    def statistics(self) -> list[Array]:
-        return [self._flat_statistics(index) for index in range(len(self.devices))]
-
-    def _flat_statistics(self, index: int) -> Array:
-        arrays = [self.arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
-        return np.concatenate(arrays).astype(np.float64) if arrays else np.zeros(0)
-
-    def set_statistics(self, values: Array) -> None:
-        shapes = [self.arrays[name].shape for name in self._statistics]
-        for name, part in zip(self._statistics, weights.split(values, shapes), strict=True):
-            self.arrays[name].set_data(mx.nd.array(part))
 
     def state(self) -> dict[str, Array]:
         """A copy of the first replica's weights and statistics."""

@@ -22,7 +22,8 @@ from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet.replicas import MXNetReplicas, wait_for
 from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
-from dmltrain.backends.replicas import TrainerOfReplicas, seed_of
+from dmltrain.backends.replicas import TrainerOfReplicas
+from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore.base import KVStore
@@ -75,7 +76,7 @@ class MXNetTrainer(TrainerOfReplicas):
             for learned in self._learned:
                 store.pull(learned.name, learned.values)
         if store.num_workers > 1 and network.auxiliary():
-            own = self.replicas.statistics()[0]
+            own = self.replicas.flat_statistics(0)
             first = store.all_reduce("first statistics", own if store.rank == 0 else np.zeros_like(own))
             self.replicas.set_statistics(first)
         on_servers = store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore))
@@ -86,7 +87,7 @@ class MXNetTrainer(TrainerOfReplicas):
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def seed(self, *numbers: int) -> None:
-        mx.random.seed(seed_of(numbers, size=4))
+        mx.random.seed(random_bits.seed_of(*numbers, size=4))
 
     def train_step(
         self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None

@@ -6,15 +6,13 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.device import gpu_index
-from dmltrain.backends.replicas import Replicas
+from dmltrain.backends.replicas import METRICS, Replicas
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.base.arrays import Array
@@ -43,7 +41,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
             torch_state.load_weights(first, saved)
         self.modules = [self._placed(first, device) for device in self.devices]
         self._forwards = [compiled(module) if settings.compile else module for module in self.modules]
-        self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self.devices]
+        self.sums = [torch.zeros(METRICS, dtype=torch.float64, device=device) for device in self.devices]
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         placed: nn.Module = copy.deepcopy(module).to(device)
@@ -75,7 +73,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
                 outputs = self._forwards[index](images)
             logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
             loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
-            self._sums[index] += count(logits.detach(), labels, loss.detach(), self.top_k)
+            self.sums[index] += count(logits.detach(), labels, loss.detach(), self.top_k)
             for weight, others in zip(self.auxiliary_weights, auxiliary, strict=False):  # none in evaluation
                 loss = loss + weight * functional.cross_entropy(others, labels, reduction="sum")
         return loss
@@ -86,10 +84,16 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         plain = [parameter for parameter in self.modules[index].parameters() if parameter not in left_out]
         return sum((parameter.flatten()[0] * 0.0 for parameter in plain), torch.zeros(()))
 
-    def taken_sums(self, index: int) -> list[float]:
-        values: list[float] = self._sums[index].tolist()
-        self._sums[index].zero_()
+    def read(self, tensor: torch.Tensor) -> Array:
+        values: Array = tensor.double().cpu().numpy()
         return values
+
+    def write(self, tensor: torch.Tensor, values: Array) -> None:
+        tensor.copy_(torch.from_numpy(values))
+
+    def statistics(self, index: int) -> list[torch.Tensor]:
+        """Without the counters of batches."""
+        return [buffer for buffer in self.modules[index].buffers() if buffer.is_floating_point()]
 
     # -- several devices ------------------------------------------------------------------------------------------
 
@@ -111,16 +115,6 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
                 for source, target in zip(first.parameters(), other.parameters(), strict=True):
                     target.copy_(source, non_blocking=True)
 
-    def statistics(self) -> list[Array]:
-        flat = [[buffer.double().cpu().numpy().ravel() for buffer in _statistics(module)] for module in self.modules]
-        return [np.concatenate(arrays) if arrays else np.zeros(0) for arrays in flat]
-
-    def set_statistics(self, values: Array) -> None:
-        for buffers in map(_statistics, self.modules):
-            parts = weights.split(values, [buffer.shape for buffer in buffers])
-            for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(torch.from_numpy(part))
-
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -139,11 +133,6 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
     def common_arrays(self) -> list[CommonArray]:
         replicas: list[dict[str, Any]] = [module.state_dict() for module in self.modules]
         return [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
-
-
-def _statistics(module: nn.Module) -> list[torch.Tensor]:
-    """The running means and variances of batch norms, without their counters of batches."""
-    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
 
 
 def find_device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dmltrain.backends.backend import CommonArray, Settings
-from dmltrain.backends.replicas import TrainerOfReplicas, seed_of
+from dmltrain.backends.replicas import TrainerOfReplicas
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.exchange import compression, factor_rows
@@ -22,6 +22,7 @@ from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taki
 from dmltrain.backends.torch.optimizer import make_optimizer, set_rate
 from dmltrain.backends.torch.replicas import TorchReplicas
 from dmltrain.backends.torch.training_state import FACTORED, TrainingState
+from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
@@ -97,7 +98,7 @@ class TorchTrainer(TrainerOfReplicas):
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def seed(self, *numbers: int) -> None:
-        torch.manual_seed(seed_of(numbers, size=8))
+        torch.manual_seed(random_bits.seed_of(*numbers))
 
     def train_step(
         self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
