@@ -79,6 +79,24 @@ def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
     assert re.findall(lines, plain.output("worker-0")) == re.findall(lines, elastic.output("worker-0"))
 
 
+@pytest.mark.parametrize("steps", ["on workers", *(pytest.param(each, marks=thorough) for each in [*STEPS][1:])])
+def test_a_signal_to_one_worker_makes_the_snapshot_of_a_plain_job_also_when_workers_are_lost_and_come(jobs, steps):
+    words = [*PREFIX, *STEPS[steps].split()]
+    signals = f"1:before:train_step:3:notice,2:before:train_step:5:kill,{INVITED.format(8, 1)}"
+    job = jobs.start(signals, *words, "--snapshot-on-signal", 1e-6)
+    replace_worker(job, 2, "2:before:train_step:1:notice")
+    codes = job.wait()
+    assert codes == dict.fromkeys(codes, 0) | {"worker-2": KILLED}, job.outputs()
+    assert len(digests(job, (0, 1, 3))) == 1
+    assert job.output("worker-0").count("A worker got SIGUSR1: all make a snapshot after iteration") == 2
+    made = checkpoints(job)["m-0000_iter_3.pt"]
+    if steps.startswith("on"):  # else no two runs have the same weights
+        plain = jobs.start("", *words, "--max-iter", 3, elastic=None)
+        plain.succeed()
+        assert made == checkpoints(plain)["m-0000_iter_3.pt"]
+    jobs.start("", *words, "--load-iteration", 3, "--model-prefix", job.folder / "m").succeed()
+
+
 TWO_BITS = "--gc-type 2bit --host-sum off"
 
 
@@ -242,10 +260,11 @@ NOT_WITH = "--elastic does not work with {}: "
 NEEDS = "needs --kv-store dist_sync, dist_async or dist_ssp (this is {})"
 OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
 WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares links")  # other values are allowed
-NAMES = ("--snapshot-on-signal 5 --model-prefix m", "--gc-threshold 0.5 --gc-type 2bit")
+BY_TIME = "--snapshot-on-signal 5 --model-prefix m"
 REFUSED = {
     **{words: NOT_WITH.format(words) for words in WHOLE},
-    **{words: NOT_WITH.format(words.split()[0]) for words in NAMES},
+    "--gc-threshold 0.5 --gc-type 2bit": NOT_WITH.format("--gc-threshold"),
+    f"{BY_TIME} --audit there": NOT_WITH.format("--snapshot-on-signal and --audit or --replay"),
     "--kv-store dist_local": NEEDS.format("dist_local"),
     "--kv-store local": NEEDS.format("local"),
     "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
@@ -284,7 +303,7 @@ def test_what_an_elastic_or_a_plain_job_cannot_do_is_refused(words, least, envir
 
 
 def test_what_an_elastic_job_can_do_is_not_refused():
-    problems("--kv-store dist_ssp --server-snapshot 5 --staleness 1 --batch-size 16", 1, {})
+    problems(f"--kv-store dist_ssp --server-snapshot 5 --staleness 1 --batch-size 16 {BY_TIME}", 1, {})
 
 
 def refused(job, text, codes=(2,)):

@@ -62,6 +62,8 @@ def settle(run: Run) -> None:
 def between_steps(run: Run, position: Position, signalled: bool, meter: Meter) -> None:
     """Make the snapshot and the test that are due in the middle of an epoch. At its end `save` and `validate` do it."""
     options, iteration = run.options, run.plan.iteration(position)
+    if not (signalled or due(options.snapshot, iteration) or due(options.test_interval, iteration)):
+        return
     if signalled:
         run.log.info("A worker got SIGUSR1: all make a snapshot after iteration %d", iteration)
     with meter.pause():
