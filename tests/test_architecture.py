@@ -68,20 +68,21 @@ DEEP = {  # classes with more of the project's classes above them, and how many 
 }
 
 
-class WithoutTypes(ast.NodeTransformer):
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Parsing all files takes seconds, and many tests ask."""
+    return ast.parse(path.read_text())
 
 
 @functools.cache
 def imports(path: Path, types: bool = True) -> frozenset[str]:
-    """Those anywhere in the file, in functions too; `types`: also those for annotations alone. Parsing all files takes
-    seconds, and many tests ask."""
+    """Those anywhere in the file, in functions too; `types`: also those for annotations alone."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    if not types:
-        tree = WithoutTypes().visit(tree)
-    for node in ast.walk(tree):
+    tests = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.If)]
+    of_types = {each for node in tests if ast.unparse(node.test) == "TYPE_CHECKING" for each in ast.walk(node)}
+    for node in ast.walk(parsed(path)):
+        if not types and node in of_types:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -146,6 +147,7 @@ def methods(name: str, node: ast.ClassDef) -> int:
     return len({each for each in names if each.startswith("_")} if name in INTERFACES else names)
 
 
+@functools.cache
 def classes() -> dict[str, tuple[int, list[str]]]:
     """Path and name of each class -> how many methods it has, and the names of its bases."""
     return {
@@ -155,7 +157,7 @@ def classes() -> dict[str, tuple[int, list[str]]]:
         )
         for package in PACKAGES
         for path in sources(package)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
     }
 

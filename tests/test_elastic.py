@@ -15,7 +15,6 @@ from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.rounds import checks
 from tests import image_records
-from tests.elastic.test_suspects import ended as blamed
 from tests.elastic_job import (  # noqa: F401
     AUDIT,
     KILLED,
@@ -175,12 +174,6 @@ def test_a_job_that_cannot_go_on_ends_and_says_why(jobs, fault, least, code, sai
     assert "Traceback" not in job.outputs()
 
 
-@thorough
-def test_a_sample_at_which_everybody_fails_ends_the_job_with_steps_of_their_own_too(jobs):
-    job = jobs.start("any:sample:17", *OWN_STEPS, workers=3, servers=1)
-    assert 17 in blamed(job, "RuntimeError: a bad sample")
-
-
 def ended(job, reason):
     """The job has ended with 75, and with one checkpoint, from which another goes on."""
     codes = job.wait()
@@ -221,13 +214,6 @@ def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs, faults,
         assert re.search(r"Loaded checkpoint of epoch 0 and \d+ steps of the next", other.output("worker-0"))
         found |= digests(other, (0, 1))
     assert words or len(found) == 1, "an elastic job goes on from it as a plain one does"
-
-
-@thorough
-def test_when_all_leave_the_job_ends_with_a_checkpoint(jobs):
-    faults = ",".join([*(f"{rank}:after:pushpull:7:leave" for rank in range(3)), INVITED.format(6, 3)])
-    job = jobs.start(faults, *PREFIX, workers=3, servers=1)
-    ended(job, "worker 2 leaves on purpose: SIGTERM; no worker is left")
 
 
 @thorough
@@ -460,21 +446,6 @@ def test_a_job_that_waits_for_hosts_goes_on_waiting_with_the_next_scheduler(jobs
     views = read(job.folder / "audit/views.json").views
     assert [view.members for view in views] == [(0, 1), (0,), (0,), (0, 2)]
     assert len({view.base for view in views[1:]}) == 1, "worker 0 has trained alone"
-
-
-@thorough
-def test_before_the_first_view_the_job_ends(jobs):
-    job = jobs.start("", *AUDIT, env={**FILE, "DMLTRAIN_WAIT_TIMEOUT": "20"}, workers=2, servers=1)
-    job.wait_for_line("scheduler-0", "all registered")
-    job.processes["scheduler-0"].kill()
-    start_scheduler(job, 2)
-    codes = job.wait()
-    if "View 1" not in job.output("worker-0"):
-        assert codes["worker-0"] == codes["worker-1"] == 75, job.outputs()
-        assert re.search("before all workers were ready|lost the scheduler", job.output("worker-0"))
-    else:  # the workers were faster
-        assert codes["worker-0"] == codes["worker-1"] == codes["scheduler-0-2"] == 0, job.outputs()
-        each_sample_once(job)
 
 
 # -- with the launcher ------------------------------------------------------------------------------------------------

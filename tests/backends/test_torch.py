@@ -246,22 +246,6 @@ def test_residuals_go_into_a_checkpoint_and_back_to_the_store(name):
     assert store.given is None
 
 
-def test_a_run_resumes_with_another_memory_format():
-    """Fused kernels read weights and an optimizer's state as flat memory."""
-    whole, first = (make(RESNET, "--optimizer adam") for _ in range(2))
-    steps = [(*batch(RESNET, 16, number), 16, 0.001) for number in range(4)]
-    for made in (whole, first):
-        for step in steps[:2]:
-            made.train_step(*step)
-    lines = ("--optimizer adam", "--optimizer adam --memory-format contiguous")
-    same, other = (make(RESNET, line, state=first.state()) for line in lines)
-    for step in steps[2:]:
-        for made in (whole, same, other):
-            made.train_step(*step)
-    assert_close(whole, same, 0.0)
-    assert_close(whole, other, 1e-3)  # without their order: 0.8
-
-
 @pytest.mark.parametrize("more", [{"residuals": {}}, {"optimizer": {"servers": []}}])
 def test_flat_memory_in_another_order_is_refused(more):
     with pytest.raises(UserError, match=r"weight \w+.*--memory-format channels_last"):

@@ -249,28 +249,6 @@ def test_a_closure_is_called_once_with_gradients_and_its_mean_loss_returned(job,
     assert not torch.equal(one_weights[0], trained(Net(0))[0])
 
 
-@pytest.mark.parametrize("options", [{}, DEFERRED], ids="-".join)
-def test_a_state_goes_on_where_it_was_saved(job, options):
-    def one(store):
-        model = Net(0, whole=bool(options))
-        optimizer = connected(model, sgd(model, momentum=0.9), store, **options)
-        gradients(model, store.rank)
-        optimizer.step()
-        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-        results = []
-        for _ in range(2):
-            optimizer.zero_grad()
-            gradients(model, store.rank)
-            optimizer.step()
-            optimizer.load_state_dict(saved)  # after the step's own result
-            results.append(model.first.weight.detach().clone())
-            model.load_state_dict(weights)
-        assert torch.equal(*results)
-        assert not torch.equal(results[0], weights["first.weight"])
-
-    job.all(one)
-
-
 # -- buckets ----------------------------------------------------------------------------------------------------------
 
 

@@ -91,15 +91,6 @@ def test_asynchronous_steps_use_the_whole_gradient(store, average, way):
     torch.testing.assert_close(weights(model), plainly("sgd", [1.0, 2.0]), rtol=1e-5, atol=1e-6)
 
 
-def test_a_learning_rate_of_zero_changes_nothing():
-    store = ServedStore()
-    model, optimizer = on_servers(store=store)
-    before = weights(model)
-    train(model, optimizer, 1, rate=0.0)
-    optimizer.synchronize()
-    assert set(store.rates) == {0.0} and torch.equal(weights(model), before)
-
-
 def test_groups_keep_their_own_options_and_rates():
     plain, model, store = model_of(), model_of(), ServedStore()
 
@@ -136,37 +127,10 @@ def test_gradients_cannot_be_reduced_where_servers_step():
         on_servers()[1].reduce_gradients()
 
 
-@pytest.mark.parametrize("way", WAYS[:2], ids="-".join)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_saved_state_continues_bit_for_bit(kind, way):
-    (model, optimizer), (again, continued) = on_servers(kind, **way), on_servers(kind, **way)
-    train(model, optimizer, 2)
-    continued.load_state_dict(optimizer.state_dict())
-    for each, joined in ((model, optimizer), (again, continued)):
-        backward(each, joined, 7)
-        joined.step()
-        joined.synchronize()
-    assert torch.equal(weights(model), weights(again))
-
-
 def test_a_state_of_an_optimizer_on_the_workers_is_refused():
     state = OPTIMIZERS["sgd"](model_of().parameters()).state_dict()
     with pytest.raises(UserError, match="on the workers.*dist_async"):
         on_servers(store=ServedStore("dist_async"))[1].load_state_dict(state)
-
-
-def test_a_closure_is_called_with_gradients_and_its_loss_returned():
-    model, optimizer = on_servers()
-    before = weights(model)
-
-    def closure():
-        backward(model, optimizer, 0)
-        return 4.0
-
-    with torch.no_grad():
-        assert optimizer.step(closure) == 4.0
-    optimizer.synchronize()
-    assert not torch.equal(weights(model), before)
 
 
 @pytest.mark.parametrize(
