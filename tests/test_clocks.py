@@ -78,20 +78,8 @@ def test_a_job_is_unaffected_by_a_clock_that_jumps_by_an_hour(tmp_path):
         pytest.skip("no C compiler, which builds the clock")
     clock = tmp_path / "clock.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", clock, ROOT / "tests/programs/jumping_clock.c"], check=True)
-    command = [
-        sys.executable,
-        "-m",
-        "dmltrain_launch.cli",
-        "--launcher",
-        "local",
-        "-n",
-        "2",
-        "-s",
-        "1",
-        "--log-dir",
-        "logs",
-    ]
-    command += [sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"]
+    launch = "-m dmltrain_launch.cli --launcher local -n 2 -s 1 --log-dir logs"
+    command = [sys.executable, *launch.split(), sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"]
     variables = {**os.environ, "PYTHONPATH": search_path(), "LD_PRELOAD": str(clock)}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr + done.stdout

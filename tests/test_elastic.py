@@ -15,7 +15,6 @@ from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.rounds import checks
 from tests import image_records
-from tests.elastic.test_suspects import ended as blamed
 from tests.elastic_job import (  # noqa: F401
     AUDIT,
     KILLED,
@@ -79,6 +78,24 @@ def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
     assert re.findall(lines, plain.output("worker-0")) == re.findall(lines, elastic.output("worker-0"))
 
 
+@pytest.mark.parametrize("steps", ["on workers", *(pytest.param(each, marks=thorough) for each in [*STEPS][1:])])
+def test_a_signal_to_one_worker_makes_the_snapshot_of_a_plain_job_also_when_workers_are_lost_and_come(jobs, steps):
+    words = [*PREFIX, *STEPS[steps].split()]
+    signals = f"1:before:train_step:3:notice,2:before:train_step:5:kill,{INVITED.format(8, 1)}"
+    job = jobs.start(signals, *words, "--snapshot-on-signal", 1e-6)
+    replace_worker(job, 2, "2:before:train_step:1:notice")
+    codes = job.wait()
+    assert codes == dict.fromkeys(codes, 0) | {"worker-2": KILLED}, job.outputs()
+    assert len(digests(job, (0, 1, 3))) == 1
+    assert job.output("worker-0").count("A worker got SIGUSR1: all make a snapshot after iteration") == 2
+    made = checkpoints(job)["m-0000_iter_3.pt"]
+    if steps.startswith("on"):  # else no two runs have the same weights
+        plain = jobs.start("", *words, "--max-iter", 3, elastic=None)
+        plain.succeed()
+        assert made == checkpoints(plain)["m-0000_iter_3.pt"]
+    jobs.start("", *words, "--load-iteration", 3, "--model-prefix", job.folder / "m").succeed()
+
+
 TWO_BITS = "--gc-type 2bit --host-sum off"
 
 
@@ -129,6 +146,11 @@ def test_broken_records_are_skipped_as_in_a_plain_job(jobs, tmp_path):
     assert elastic.output("worker-0").count("All workers together skipped 4 records in this epoch") == 2
     fewer = jobs.start("1:before:complete:2:kill,2:before:barrier:2:kill", *words, *AUDIT)
     ends(fewer, worker_1=KILLED, worker_2=KILLED)
+    image_records.write(file, range(40), lambda number, image: image * bool(number % 3))
+    too_many = jobs.start("", *words[:-1], 1)
+    codes = too_many.wait().values()
+    assert 2 in codes and {*codes} <= {2, 75}, too_many.outputs()
+    assert "--skip-broken 1 allows no more" in too_many.outputs()
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -150,12 +172,6 @@ def test_a_job_that_cannot_go_on_ends_and_says_why(jobs, fault, least, code, sai
     for name in (name for name in codes if codes[name] != KILLED):
         assert re.search(said, job.output(name)), job.outputs()
     assert "Traceback" not in job.outputs()
-
-
-@thorough
-def test_a_sample_at_which_everybody_fails_ends_the_job_with_steps_of_their_own_too(jobs):
-    job = jobs.start("any:sample:17", *OWN_STEPS, workers=3, servers=1)
-    assert 17 in blamed(job, "RuntimeError: a bad sample")
 
 
 def ended(job, reason):
@@ -201,13 +217,6 @@ def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs, faults,
 
 
 @thorough
-def test_when_all_leave_the_job_ends_with_a_checkpoint(jobs):
-    faults = ",".join([*(f"{rank}:after:pushpull:7:leave" for rank in range(3)), INVITED.format(6, 3)])
-    job = jobs.start(faults, *PREFIX, workers=3, servers=1)
-    ended(job, "worker 2 leaves on purpose: SIGTERM; no worker is left")
-
-
-@thorough
 @pytest.mark.parametrize("how", ["kill", "leave"])
 def test_a_job_that_has_waited_in_vain_ends_with_a_checkpoint(jobs, how):
     environment = {"DMLTRAIN_WAIT_FOR_HOSTS": "1", "DMLTRAIN_MAX_WORKERS": "4"}
@@ -237,10 +246,11 @@ NOT_WITH = "--elastic does not work with {}: "
 NEEDS = "needs --kv-store dist_sync, dist_async or dist_ssp (this is {})"
 OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
 WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares links")  # other values are allowed
-NAMES = ("--snapshot-on-signal 5 --model-prefix m", "--gc-threshold 0.5 --gc-type 2bit")
+BY_TIME = "--snapshot-on-signal 5 --model-prefix m"
 REFUSED = {
     **{words: NOT_WITH.format(words) for words in WHOLE},
-    **{words: NOT_WITH.format(words.split()[0]) for words in NAMES},
+    "--gc-threshold 0.5 --gc-type 2bit": NOT_WITH.format("--gc-threshold"),
+    f"{BY_TIME} --audit there": NOT_WITH.format("--snapshot-on-signal and --audit or --replay"),
     "--kv-store dist_local": NEEDS.format("dist_local"),
     "--kv-store local": NEEDS.format("local"),
     "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
@@ -279,7 +289,7 @@ def test_what_an_elastic_or_a_plain_job_cannot_do_is_refused(words, least, envir
 
 
 def test_what_an_elastic_job_can_do_is_not_refused():
-    problems("--kv-store dist_ssp --server-snapshot 5 --staleness 1 --batch-size 16", 1, {})
+    problems(f"--kv-store dist_ssp --server-snapshot 5 --staleness 1 --batch-size 16 {BY_TIME}", 1, {})
 
 
 def refused(job, text, codes=(2,)):
@@ -436,21 +446,6 @@ def test_a_job_that_waits_for_hosts_goes_on_waiting_with_the_next_scheduler(jobs
     views = read(job.folder / "audit/views.json").views
     assert [view.members for view in views] == [(0, 1), (0,), (0,), (0, 2)]
     assert len({view.base for view in views[1:]}) == 1, "worker 0 has trained alone"
-
-
-@thorough
-def test_before_the_first_view_the_job_ends(jobs):
-    job = jobs.start("", *AUDIT, env={**FILE, "DMLTRAIN_WAIT_TIMEOUT": "20"}, workers=2, servers=1)
-    job.wait_for_line("scheduler-0", "all registered")
-    job.processes["scheduler-0"].kill()
-    start_scheduler(job, 2)
-    codes = job.wait()
-    if "View 1" not in job.output("worker-0"):
-        assert codes["worker-0"] == codes["worker-1"] == 75, job.outputs()
-        assert re.search("before all workers were ready|lost the scheduler", job.output("worker-0"))
-    else:  # the workers were faster
-        assert codes["worker-0"] == codes["worker-1"] == codes["scheduler-0-2"] == 0, job.outputs()
-        each_sample_once(job)
 
 
 # -- with the launcher ------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from dmltrain.layers import (
     LocalResponseNorm,
     MaxPool,
     Network,
-    Parameter,
     Relu,
     Rule,
     ShapeError,
@@ -91,11 +90,6 @@ def test_parameters(layer, shape, expected):
     assert all(each.name.endswith(each.kind) for each in found)
 
 
-def test_batch_norm_statistics_are_auxiliary():
-    kinds = ("moving_mean", "moving_var")
-    assert BatchNorm("b").auxiliary(IMAGE) == tuple(Parameter(f"b_{kind}", (3,), kind) for kind in kinds)
-
-
 def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
     body = chain(Conv("a", 4, kernel=3, pad=1, bias=False), BatchNorm("b", fixed_scale=False), Relu())
     network = Network("n", chain(concat(body, Conv("c", 2)), GlobalAvgPool(), Flatten(), Dense("d", 5)), (3, 8, 8), 5)
@@ -105,16 +99,6 @@ def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
     assert network.num_parameters == 4 * 3 * 9 + 4 + 4 + 2 * 3 + 2 + 5 * 6 + 5
     assert network.multiply_adds() == 4 * 3 * 9 * 64 + 2 * 3 * 64 + 5 * 6
     assert network.output_shape == (5,)
-
-
-def test_steps_carry_every_layers_shapes():
-    network = Network("n", chain(Conv("c", 4, kernel=5), Relu(), Flatten(), Dense("d", 2)), (1, 8, 8), 2)
-    assert [(type(step.layer).__name__, step.input_shape, step.output_shape) for step in network.layer_calls] == [
-        ("Conv", (1, 8, 8), (4, 4, 4)),
-        ("Relu", (4, 4, 4), (4, 4, 4)),
-        ("Flatten", (4, 4, 4), (64,)),
-        ("Dense", (64,), (2,)),
-    ]
 
 
 def test_layers_are_values():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import data, models
+from dmltrain import models
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.links import sharding
@@ -59,12 +59,6 @@ def test_the_spread_of_measurements_is_reported():
     assert measure.timing_of([0.1] * 5) == measure.Timing(0.1, 0.0)
     assert measure.timing_of([0.1, 0.1, 0.1, 0.2, 0.3]).spread == pytest.approx(1.0)
     assert measure.timing_of([0.4]) == measure.Timing(0.4, 0.0)
-
-
-@pytest.mark.parametrize("name", ["digits", "synthetic"])
-def test_a_data_set_has_the_shapes_that_it_declares(name):
-    dataset, known = data.load(name), data.DATASETS[name]
-    assert (dataset.image_shape, dataset.num_classes) == (known.image_shape, known.num_classes)
 
 
 def test_the_line_describes_the_network():

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
+from dmltrain import kvstore
+from dmltrain.backends.table import BACKENDS
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.layers import Dense, Flatten, Network, chain
+from dmltrain.options import parse
 
 SHAPE = (5, 3, 6, 7)  # images, channels, height, width
+NETWORK = Network("dense", chain(Flatten(), Dense("d", 10)), SHAPE[1:], 10)
 MEAN_IMAGE = np.random.default_rng(2).uniform(0, 255, SHAPE[1:]).astype(np.float32)
 
 
@@ -36,18 +41,12 @@ def test_numpy_follows_the_definition(normalisation):
 
 
 def normalised(backend: str, normalisation: Normalisation | None, pixels: np.ndarray) -> np.ndarray:
-    framework = pytest.importorskip(backend)
-    if backend == "mxnet":
-        from dmltrain.backends.mxnet.replica import Normalise as MxnetNormalise
-
-        made = MxnetNormalise(normalisation, [framework.cpu()])
-        return made(0, framework.nd.array(pixels, dtype=pixels.dtype)).asnumpy()
-    from dmltrain.backends.torch.replica import Normalise
-
-    given = framework.from_numpy(pixels)
-    found = Normalise(normalisation, [framework.device("cpu")])(0, given)
-    assert found.stride() == given.stride(), "the memory format has changed"
-    return found.numpy()
+    """The network's input, as a trainer makes it."""
+    pytest.importorskip(backend)
+    settings, store = parse(["--backend", backend]), kvstore.create("local", backend=backend)
+    made = BACKENDS[backend].trainer(NETWORK, settings, store, None, normalisation)
+    ((found, _),) = made.replicas.parts(pixels, np.zeros(len(pixels), np.int64))
+    return found.asnumpy() if backend == "mxnet" else found.numpy()
 
 
 @NORMALISATIONS

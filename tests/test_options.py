@@ -35,12 +35,6 @@ def message(line: str) -> str:
     return str(caught.value)
 
 
-def test_the_old_command_line_still_works():
-    found = parse("--gpus 0,1,2,3 --num-epochs 12 --network resnet --num-layers 50 --batch-size 256 --lr=0.2")
-    assert found.device_names == ("gpu:0", "gpu:1", "gpu:2", "gpu:3")
-    assert (found.num_epochs, found.num_layers, found.batch_size, found.lr) == (12, 50, 256, 0.2)
-
-
 AS_THEY_ARE = """
 --network lenet --kv-store dist_sync --warmup-strategy sqrt --optimizer adam --model-prefix out/m --dtype bfloat16
 --gc-type none --transport tcp --host-sum off --data-train-idx train.idx --data-val-idx val.idx --mean-img mean.bin

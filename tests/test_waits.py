@@ -46,11 +46,9 @@ def found() -> list[tuple[str, str]]:
     return places
 
 
-def test_each_wait_is_for_a_condition():
-    wrong = [said for place, said in found() if place not in REASONS]
+def test_each_wait_is_for_a_condition_or_has_a_reason_that_is_needed():
+    places = found()
+    wrong = [said for place, said in places if place not in REASONS]
     assert not wrong, "\n".join(["use tests.waiting.wait_for, or say why not in waits_with_reasons.py:", *wrong])
-
-
-def test_each_reason_is_needed():
-    assert REASONS.keys() - {place for place, _ in found()} == set()
+    assert REASONS.keys() - {place for place, _ in places} == set()
     assert all(len(reason) > 10 for reason in REASONS.values())

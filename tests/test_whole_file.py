@@ -10,8 +10,6 @@ import fcntl
 import itertools
 import os
 import platform
-import resource
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -45,16 +43,6 @@ def test_a_file_is_replaced_and_nothing_else_is_left(target):
         assert target.read_bytes() == content and names(target) == ["file"]
     whole_file.write(target, (piece for piece in (NEW, b"", OTHER)))
     assert target.read_bytes() == NEW + OTHER and names(target) == ["file"]
-
-
-def test_a_failure_between_two_pieces_leaves_the_old_file(target):
-    def pieces() -> Iterator[bytes]:
-        yield NEW
-        raise ValueError("no more")
-
-    with pytest.raises(ValueError, match="no more"):
-        whole_file.write(target, pieces())
-    assert target.read_bytes() == OLD and names(target) == ["file"]
 
 
 @pytest.mark.parametrize("mode, umask, found", [((), 0o027, 0o640), ((0o644,), 0, 0o644), ((0o644,), 0o077, 0o600)])
@@ -241,27 +229,6 @@ def test_a_full_disk_keeps_the_old_file(small_disk):
     assert target.read_bytes() == NEW, "the space of the temporary file is free again"
 
 
-def test_a_write_that_stops_in_the_middle_keeps_the_old_file(target):
-    """At a limit of file sizes the kernel writes a part, and refuses the rest."""
-
-    def write():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        try:
-            whole_file.write(target, bytes(100000))
-        except OSError as error:
-            os._exit(0 if error.errno == errno.EFBIG else 2)
-
-    with traced(write) as writer:
-        writer.step()
-        largest = 0
-        while writer.step():
-            sizes = [(target.parent / name).stat().st_size for name in names(target) if name != "file"]
-            largest = max([largest, *sizes])
-    assert writer.code == 0 and largest == 4096
-    assert target.read_bytes() == OLD and names(target) == ["file"]
-
-
 def test_no_descriptor_stays_open(target):
     """An open one would also keep its lock."""
     left = kill_while_writing(target)
@@ -274,11 +241,6 @@ def test_no_descriptor_stays_open(target):
         with pytest.raises(OSError):
             whole_file.write(target, OTHER, sync=failing(at, errno.EIO))
     assert descriptors() <= before
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        whole_file.write(tmp_path / "missing" / "file", NEW)
 
 
 def test_what_is_not_confirmed_replaces_nothing(tmp_path):

@@ -22,21 +22,9 @@ LEVELS = ("plain", "auth", "tls")
 
 
 def launch(folder, level, *program):
-    command = [
-        sys.executable,
-        "-m",
-        "dmltrain_launch.cli",
-        "--launcher",
-        "local",
-        "-n",
-        "2",
-        "-s",
-        "2",
-        "--wire",
-        level,
-    ]
+    words = f"-m dmltrain_launch.cli --launcher local -n 2 -s 1 --wire {level} --log-dir logs"
     return subprocess.Popen(
-        [*command, "--log-dir", str(folder / "logs"), *map(str, program)],
+        [sys.executable, *words.split(), *map(str, program)],
         env={**os.environ, "PYTHONPATH": search_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,19 +99,8 @@ def test_a_level_without_what_it_needs_is_a_users_error(environment, said):
 )
 def test_a_program_that_cannot_be_protected_is_refused_or_warned_about(tmp_path, source, options, code, said):
     (tmp_path / "program.py").write_text(source)
-    command = [
-        sys.executable,
-        "-m",
-        "dmltrain_launch.cli",
-        "--launcher",
-        "local",
-        "-n",
-        "1",
-        "-s",
-        "1",
-        *options,
-        "program.py",
-    ]
+    words = "-m dmltrain_launch.cli --launcher local -n 1 -s 1"
+    command = [sys.executable, *words.split(), *options, "program.py"]
     variables = {**os.environ, "PYTHONPATH": search_path()}
     found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (found.returncode, "Traceback" in found.stderr) == (code, False), found

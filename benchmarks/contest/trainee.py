@@ -29,7 +29,8 @@ from contest.lossy import parameters
 from contest.training_systems import STALENESS, SYSTEMS, System
 from contest.unequal import Unequal
 from dmltrain.backends.torch import plain_step
-from dmltrain.backends.torch.distributed import distribute
+from dmltrain.backends.torch.distributed import connect
+from dmltrain.kvstore.choices import ExchangeChoices
 
 BATCHES = 4  # different ones, in turn
 RATE, MOMENTUM = 1e-3, 0.9
@@ -77,7 +78,7 @@ class Ddp:
 
 
 class Dmltrain:
-    """`distribute`."""
+    """`connect`, which `dmltrain.distribute` calls."""
 
     def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
         staleness = STALENESS if system.kvstore == "dist_ssp" else None
@@ -88,9 +89,8 @@ class Dmltrain:
             self.store.set_gradient_compression(parameters(system.codec, self.store.num_workers))
         self.model = module
         factors = batch if system.factors else 0
-        self.distributed = distribute(
-            module, sgd(module), self.store, step_early=system.early, defer=system.defer, factors=factors
-        )
+        choices = ExchangeChoices(self.store.type, factors=factors, defer=system.defer, step_early=system.early)
+        self.distributed = connect(module, sgd(module), self.store, choices)
         for choice in self.distributed.choices if self.rank == 0 else ():
             print(choice, file=sys.stderr)
         self.optimizer = self.distributed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmltrain.audit import sample_checksum
+from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment.parts import Epoch, Part, Shared
@@ -82,7 +82,7 @@ class Loader:
         state = self._state
         planned = self._indices(rounds.part(), epoch)
         self._batches[:] = [batch for batches_of_round in planned for batch in batches_of_round]
-        self._loader.seed(_number(self.seed, state.epoch, state.member, state.view_number))
+        self._loader.seed(random_bits.seed_of(self.seed, state.epoch, state.member, state.view_number))
         batches = iter(self._loader)
         for batches_of_round in planned:
             first = next(batches)
@@ -159,8 +159,3 @@ def _check(numbers: dict[str, tuple[Any, int]], options: dict[str, Any]) -> None
                 f"dmltrain.loader: {name} is not an option, because the order of samples follows from seed and epoch: "
                 "leave it out"
             )
-
-
-def _number(*values: int) -> int:
-    """63 bits that follow from the values."""
-    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8], "little") >> 1

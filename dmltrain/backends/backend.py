@@ -95,6 +95,12 @@ def batches_of_a_step(settings: Settings, num_workers: int) -> int:
     return max(1, math.ceil(settings.macrobatch_size / (settings.batch_size * num_workers)))
 
 
+def samples_of_a_step(settings: Settings, store: KVStore) -> int:
+    """Of one batch of each worker that takes part. As in MXNet's programs, --gc-threshold applies to the sum over a
+    step's samples; their mean would hardly ever reach it."""
+    return settings.batch_size * (store.num_workers if store.kvstore_type.steps_together else 1)
+
+
 @dataclass(frozen=True)
 class CommonArray:
     """An array of floating-point numbers that all workers of a synchronous job have in common."""

@@ -5,6 +5,8 @@ distributions of `numpy.random.Generator` may change between versions (NEP 19). 
 on the permutation of each epoch; else samples would be skipped or repeated.
 """
 
+import hashlib
+
 import numpy as np
 
 from dmltrain.base.arrays import Array
@@ -34,3 +36,8 @@ def generator(seed: int, epoch: int, purpose: int) -> np.random.Philox:
     if seed < 0:
         raise UserError(f"the seed is {seed}: expected 0 or more")
     return np.random.Philox(np.random.SeedSequence([seed, epoch, purpose]))
+
+
+def seed_of(*values: int, size: int = 8) -> int:
+    """A seed for other generators, which follows from the values: 8 * size - 1 bits."""
+    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:size], "little") >> 1

@@ -12,6 +12,10 @@ LOOKED_AT = 64  # records that are examined, to estimate what --skip-broken woul
 NEARLY_ALL = 0.9  # if this fraction of them is broken, the data have another fault
 
 
+class TooManyBroken(UserError):
+    """More records are broken than the user allows, whoever reads them."""
+
+
 @dataclass(frozen=True)
 class BrokenEstimate:
     """Of `examined` records, at equal distances among all `total` records, `broken` cannot be used."""
@@ -66,7 +70,8 @@ class SkippedRecords:
             self._problems.add(key)
             count = len(self._problems)
         if count > self.allowed:
-            raise UserError(f"{problem}; {self._fix(others())}")
+            kind = TooManyBroken if self.allowed else UserError  # without an option a copy of the data may be at fault
+            raise kind(f"{problem}; {self._fix(others())}")
         self.warn(f"Skipped a record, {count} of at most {self.allowed} in this epoch: {problem}")
 
     def take(self) -> set[str]:

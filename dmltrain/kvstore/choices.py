@@ -15,9 +15,13 @@ from dmltrain.kvstore.types import KVStoreType
 
 @dataclass(frozen=True)
 class ExchangeChoices:
-    """See `dmltrain.distribute`, whose parameters these are, and below them those that only
-    `dmltrain.backends.torch.distributed.distribute` has. None stands for the default of the environment or of the
-    kvstore's type. The command line's options become such a value, too (options/checks.py)."""
+    """See `dmltrain.distribute`, whose parameters these are, and below them those of the trainer alone. None stands for
+    the default of the environment or of the kvstore's type. The command line's options become such a value, too
+    (options/checks.py).
+
+    With `step_early` `parameter.grad` is the worker's own gradient after backward() (undefined where factors are sent),
+    the sum or mean after `reduce_gradients()`, and undefined after `step()`. `defer` has no effect with torch.compile,
+    nor for optimizers that cannot step in parts. With `factors` weights equal those without them up to rounding."""
 
     kvstore: str
     compression: str | Mapping[str, Any] = "none"
@@ -37,9 +41,9 @@ class ExchangeChoices:
     step_early: bool = False
     broadcast_buffers: bool = False
 
-    average: bool = True
-    overlap: bool = True
-    factored: Collection[str] | None = None
+    average: bool = True  # use the mean of the workers' gradients, else their sum (dist_sync)
+    overlap: bool = True  # with step_early; without it `push_gradients` sends gradients in place of backward
+    factored: Collection[str] | None = None  # the weights whose gradients are sent as factors, instead of a choice
 
     @property
     def codec_parameters(self) -> dict[str, Any]:

@@ -28,10 +28,9 @@ _REFUSED: tuple[tuple[str, Callable[[Options, Environment], object], str], ...] 
         "it reads data without other workers, so there is nothing that could go on without one",
     ),
     (
-        "--snapshot-on-signal",
-        lambda options, _: options.snapshot_on_signal,
-        "SIGUSR1 to the agent of a host lets its workers leave here, and a job that all leave ends with a checkpoint; "
-        "use --snapshot",
+        "--snapshot-on-signal and --audit or --replay",
+        lambda options, _: options.snapshot_on_signal and (options.audit or options.replay),
+        "when members exchange signals depends on the time, so after a loss no replay could make the same steps",
     ),
     (
         "--server-shares links",

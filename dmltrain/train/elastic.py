@@ -28,7 +28,7 @@ from dmltrain.train.run import Run
 
 # These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
 OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
-OPS = ("shuffle", "save_period", "skip_broken")  # options of other groups that must be equal
+OPS = ("shuffle", "save_period", "skip_broken", "snapshot_on_signal")  # options of other groups that must be equal
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
@@ -88,7 +88,7 @@ def save_at_stop(run: Run) -> None:
     run.trainer.synchronize()
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
     position = run.plan.after(epoch, assignment.step)
-    store.repeat(lambda: _save(run, position))
+    store.repeat(partial(resume.save, run, position))
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
     else:
@@ -97,11 +97,6 @@ def save_at_stop(run: Run) -> None:
         if again or out:
             text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
             run.log.info(text, again, out)
-
-
-def _save(run: Run, position: Position) -> None:
-    resume.save(run, position)
-    run.store.barrier()  # all wait until the file is there
 
 
 def leave_job(run: Run) -> None:

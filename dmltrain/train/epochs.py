@@ -62,13 +62,15 @@ def settle(run: Run) -> None:
 def between_steps(run: Run, position: Position, signalled: bool, meter: Meter) -> None:
     """Make the snapshot and the test that are due in the middle of an epoch. At its end `save` and `validate` do it."""
     options, iteration = run.options, run.plan.iteration(position)
+    if not (signalled or due(options.snapshot, iteration) or due(options.test_interval, iteration)):
+        return
     if signalled:
         run.log.info("A worker got SIGUSR1: all make a snapshot after iteration %d", iteration)
     with meter.pause():
         settle(run)
         if signalled or due(options.snapshot, iteration):
             run.store.repeat(partial(divergence.check, run, position.epoch))
-            run.store.repeat(lambda: write(run, position))
+            run.store.repeat(partial(resume.save, run, position))
             seed(run, position)
         if due(options.test_interval, iteration):
             log_validation(run, iteration, evaluate(run))
@@ -83,15 +85,7 @@ def save(run: Run, epoch: int) -> None:
     options, position = run.options, run.plan.after(epoch, run.plan.steps_of(epoch))
     last = epoch + 1 == run.plan.epochs
     if last or (epoch + 1) % options.save_period == 0 or due(options.snapshot, run.plan.iteration(position)):
-        run.store.repeat(lambda: write(run, position))
-
-
-def write(run: Run, position: Position) -> None:
-    """Write a checkpoint. If worker 0 of an elastic job is lost before all workers know that the file is there, the
-    worker that takes its place writes the file again."""
-    resume.save(run, position)
-    if run.store.elastic:
-        run.store.barrier()
+        run.store.repeat(partial(resume.save, run, position))
 
 
 def validate(run: Run, epoch: int) -> None:

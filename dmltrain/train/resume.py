@@ -35,11 +35,17 @@ from dmltrain.version import __version__
 
 
 def save(run: Run, position: Position) -> None:
-    """Write the state at `position`. Worker 0 writes the file, but every worker must call this, because the file also
-    holds their residuals and own states. The others wait for worker 0 in their next exchange, so the weights do not
-    change meanwhile."""
-    if not run.options.model_prefix:
-        return
+    """Write the state at `position`, in all members' `KVStore.repeat`. Worker 0 writes the file, but every worker must
+    call this, because the file also holds their residuals and own states. The others wait for worker 0 in their next
+    exchange, so the weights do not change meanwhile. If worker 0 of an elastic job is lost before all workers know that
+    the file is there, the worker that takes its place writes the file again."""
+    if run.options.model_prefix:
+        _write(run, position)
+    if run.store.elastic:
+        run.store.barrier()
+
+
+def _write(run: Run, position: Position) -> None:
     residuals, others = run.store.residuals(), _others(run)
     if run.store.rank != 0:
         return

@@ -1,8 +1,8 @@
 """The steps of an epoch on this worker, the same loop in plain and in elastic jobs: see `Rounds` in rounds/plain.py.
 
-All workers stop where a snapshot or a test is due (`next_stop`). Exactly the samples before a stop are used then, also
-if workers were lost, joined or left. So a run that goes on from a snapshot uses each sample that is left once, also
-with other workers.
+All workers stop where a snapshot, a test or an exchange about signals is due (`next_stop`). Exactly the samples before
+a stop are used then, also if workers were lost, joined or left. So a run that goes on from a snapshot uses each sample
+that is left once, also with other workers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dmltrain.audit import sample_checksum
 from dmltrain.base.errors import Unreadable, UserError
 from dmltrain.data.assignment.parts import Part
 from dmltrain.data.batches import Batch, TrainBatches
+from dmltrain.data.broken import TooManyBroken
 from dmltrain.logs import record
 from dmltrain.rounds.plain import PlainRounds, Rounds
 from dmltrain.rounds.rates import Rates
@@ -32,6 +33,7 @@ class Steps:
 
     def __init__(self, run: Run, epoch: int, first: int, meter: Meter) -> None:
         self._run, self._epoch, self._meter, self._last = run, epoch, meter, run.plan.steps_of(epoch)
+        run.snapshot_signal.begin(first)
         begin = elastic.rounds if run.member else plain_rounds
         self._rounds: Rounds = begin(run, epoch, first, next_stop(run, epoch, first))
         self._number = self._rounds.count * run.plan.group  # of the next batch
@@ -40,26 +42,23 @@ class Steps:
         self._batches: Generator[Batch, None, None] | None = None  # of `_part`, those to come
         # Of the present round: its step, the samples of all, and this worker's checksum, after the step that of all.
         self._present, self._dealt, self._checksum = first, 0, np.zeros(sample_checksum.SIZE)
-        self._signalled = False
 
     def stops(self) -> Iterator[tuple[int, bool]]:
         """Make the steps. At each stop before the epoch's last step yield the next step, and whether a signal asks for
         a snapshot."""
         try:
             while (step := self._until_stop()) < self._last:
-                yield step, self._signalled
+                yield step, self._run.snapshot_signal.comes(step)
                 self._rounds.go_on(next_stop(self._run, self._epoch, step))
         finally:
             self._close()
 
     def _until_stop(self) -> int:
-        self._signalled, goes_on = False, self._part is not None
+        goes_on = self._part is not None
         while not self._rounds.is_over():
             if not goes_on:
                 self._seed()
             self._until_moved()
-            if self._signalled:
-                return self._rounds.step
             goes_on = False
         return self._rounds.stop
 
@@ -134,15 +133,16 @@ class Steps:
             before, now = (run.plan.iteration(Position(self._epoch, step)) for step in (self._present, rounds.step))
             if (times := now // interval) > before // interval:
                 log_sizes(run, times * interval)
-        self._signalled = rounds.step < self._last and run.snapshot_signal.comes()
-        return has_moved or self._signalled
+        return has_moved
 
 
 def next_stop(run: Run, epoch: int, step: int) -> int:
-    """The first step of the epoch after `step` before which a snapshot or a test is due, or its end."""
+    """The first step of the epoch after `step` before which a snapshot, a test or an exchange about signals is due, or
+    its end."""
     iteration = run.plan.iteration(Position(epoch, step))
     intervals = filter(None, (run.options.snapshot, run.options.test_interval))
-    return min([run.plan.steps_of(epoch), *(step + interval - iteration % interval for interval in intervals)])
+    due = [run.snapshot_signal.next_stop(step), *(step + interval - iteration % interval for interval in intervals)]
+    return int(min(run.plan.steps_of(epoch), *due))
 
 
 def plain_rounds(run: Run, epoch: int, first: int, stop: int) -> PlainRounds:
@@ -157,9 +157,12 @@ def _total(run: Run, step: int) -> int:
 
 
 def _read(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker."""
+    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker.
+    More broken records than --skip-broken allows are a mistake of the user."""
     try:
         yield from batches
+    except TooManyBroken:
+        raise
     except UserError as error:
         raise Unreadable(f"{error}; the job goes on without this worker") from error
 

@@ -2,7 +2,6 @@
 Lines of samples and commits are written when they are certain, and their receipts tell sets of positions apart."""
 
 import dataclasses
-import itertools
 import json
 import logging
 from dataclasses import replace
@@ -152,13 +151,6 @@ def test_what_is_wrong_is_named(folder, files, changes, facts):
         assert fact in problem
 
 
-def test_samples_are_counted(folder):
-    [first, *_] = lines.samples(folder, 0, 22)
-    assert first.positions.tolist() == [0, 3]
-    edit(folder / "samples-0.jsonl", put(0, "positions", [1, 3]))
-    assert count(folder).times[0][:4].tolist() == [0, 2, 1, 1]
-
-
 def test_a_missing_file_is_named(folder):
     (folder / "samples-1.jsonl").unlink()
     with pytest.raises(UserError, match="samples-1.jsonl: No such file or directory; .* from all hosts"):
@@ -239,14 +231,6 @@ def test_a_line_that_a_killed_process_did_not_finish_does_not_count_and_a_replac
     assert committed_ops(tmp_path) == [1, 5]
 
 
-def test_lines_of_an_earlier_job_go(tmp_path):
-    for op in (8, 1):
-        writer = Writer(tmp_path / "new" / "audit", 0)
-        writer.began(op, 1, 0, np.array([2]))
-        writer.close()
-    assert [sample.op for sample in lines.samples(tmp_path / "new" / "audit", 0, 8)] == [1]
-
-
 def test_what_cannot_be_written_or_read_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=f"--audit {tmp_path}/file: .*give a folder"):
@@ -312,13 +296,6 @@ def test_sums_are_exact_as_far_as_is_said():
     )
     parts = [sample_checksum.of(np.arange((1 << 33) - (1 << 20) + place, 1 << 33, 4)) for place in range(4)]
     assert sample_checksum.summed(sum(parts))[1] == (1 << 20) * (1 << 33) - sum(range(1 << 20))
-
-
-def test_sets_of_the_same_size_and_sum_have_different_hashes():
-    found = {}
-    for some in itertools.combinations(range(20), 4):
-        found.setdefault(sample_checksum.summed(sample_checksum.of(np.array(some))), []).append(some)
-    assert all(len(each) == 1 for each in found.values())
 
 
 def test_receipts_are_the_same_in_all_versions_also_that_of_nothing():

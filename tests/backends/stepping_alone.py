@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import nn
 
-from dmltrain.backends.torch.distributed import distribute
+from tests.connected import connected
 
 MEAN = (1.0, 0.0)  # outer learning rate and momentum
 NESTEROV = (0.7, 0.9)
@@ -50,7 +50,7 @@ def batches(rank, count, size=5):
 
 
 def joined(store, model, averaging, lr=1.0):
-    return distribute(model, torch.optim.SGD(model.parameters(), lr=lr), store, averaging=averaging)
+    return connected(model, torch.optim.SGD(model.parameters(), lr=lr), store, averaging=averaging)
 
 
 def train(model, optimizer, batches):
@@ -63,6 +63,6 @@ def train(model, optimizer, batches):
 def trained(store, kind, averaging, count, **options):
     """The weights after so many steps on this worker's batches."""
     model = perceptron(store.rank)
-    made = distribute(model, kind(model.parameters(), lr=0.1, **options), store, averaging=averaging)
+    made = connected(model, kind(model.parameters(), lr=0.1, **options), store, averaging=averaging)
     train(model, made, batches(store.rank, count))
     return model, made

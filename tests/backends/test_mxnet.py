@@ -11,7 +11,7 @@ import pytest
 from dmltrain import kvstore
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
-from dmltrain.backends.mxnet import replica
+from dmltrain.backends.mxnet import replicas
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet import trainer as backend
 from dmltrain.backends.mxnet.optimizer import Updater, spec_of
@@ -93,7 +93,7 @@ def test_gluon_reads_our_weights(trained, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m-0003.params", "m-symbol.json"]
     images = mx.nd.array(batch(RESNET)[0])
     block = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"], str(tmp_path / "m-0003.params"))
-    expected = trained._block(images).asnumpy()
+    expected = trained.replicas._block(images).asnumpy()
     np.testing.assert_allclose(block(images).asnumpy(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -101,9 +101,9 @@ def test_gluon_reads_our_weights(trained, tmp_path):
 
 
 def test_devices_by_name_and_who_computes():
-    assert replica.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
+    assert replicas.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
     with pytest.raises(UserError, match="GPU 99 .*--gpus"):
-        replica.find_contexts(("gpu:99",))
+        replicas.find_contexts(("gpu:99",))
     assert make().describe().startswith("mxnet 1.9.1, ") and make().describe().endswith(" threads")
     assert make().device_memory() is None
 

@@ -359,7 +359,7 @@ def test_a_state_of_04_continues(name):
     """These three were torch.optim's classes; their arrays serve, and this version's options hold."""
     kind, options = OF_04[name]
     made = torch_trainer.TorchTrainer(ONE_LAYER, settings(name), kvstore.create("local"))
-    module = made._modules[0]
+    module = made.replicas.modules[0]
     decays = zip(module.parameters(), (DECAY, 0.0), strict=True)
     groups = [{"params": [each], "weight_decay": decay} for each, decay in decays]
     old = getattr(torch.optim, kind)(groups, lr=RATES[0], **options)

@@ -9,11 +9,11 @@ import torch
 
 from dmltrain import optimizers
 from dmltrain.backends.torch import layers as torch_layers
-from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import make_optimizer, set_rate
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.layers import Dense, Flatten, Network, Rule, chain
 from dmltrain.options import parse
+from tests.connected import connected
 from tests.kvstore.whole_job import WholeJob
 
 NETWORK = Network(  # the first weight has 600 KB, more than two slices
@@ -58,7 +58,7 @@ def gradients(module, rank, step):
 def on_servers(store, name):
     """The weights of one worker after these steps, and how many keys are divided."""
     module, inner = made(name)
-    optimizer = distribute(module, inner, store, average=False, overlap=False, update_on_kvstore=True)
+    optimizer = connected(module, inner, store, average=False, overlap=False, update_on_kvstore=True)
     for step, rate in enumerate(RATES):
         set_rate(optimizer, rate)
         for parameter, gradient in zip(module.parameters(), gradients(module, store.rank, step), strict=True):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.torch import exchange, replica
+from dmltrain.backends.torch import exchange, replicas
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
@@ -41,7 +41,7 @@ def assert_close(found: backend.TorchTrainer, expected: backend.TorchTrainer, re
 def test_steps_are_those_of_a_plain_loop():
     """The mean over `total` samples, momentum, and weight decay of weights and gammas only."""
     made, plain = make(RESNET, "--wd 0.01"), make(RESNET)
-    module = plain._modules[0]
+    module = plain.replicas.modules[0]
     decayed = [p for name, p in module.named_parameters() if name.endswith(("_weight", "_gamma"))]
     others = [p for name, p in module.named_parameters() if name.endswith(("_bias", "_beta"))]
     assert len(decayed) + len(others) == len(list(module.parameters())) and others
@@ -58,12 +58,6 @@ def test_steps_are_those_of_a_plain_loop():
     assert_close(made, plain, 1e-4)
 
 
-def test_counting():
-    logits, labels = torch.tensor([[0.0, 1, 2], [2, 1, 0], [1, 2, 0]]), torch.tensor([2, 1, 2])
-    assert replica.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
-    assert replica.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
-
-
 def test_the_seed_of_a_step_is_the_same_in_every_version():
     make().seed(1, 2, 3)
     assert torch.initial_seed() == 5014325815932447471
@@ -74,7 +68,7 @@ def test_who_computes_is_described():
     assert made.describe() == f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     assert made.device_memory() is None
     assert made.other_files("m", 1) == {}
-    assert replica.find_device("cpu") == torch.device("cpu")
+    assert replicas.find_device("cpu") == torch.device("cpu")
 
 
 def test_metrics_are_summed_in_double_precision():
@@ -105,10 +99,10 @@ def test_a_threshold_is_of_the_sum_over_a_steps_samples(line, kind, expected):
 
 
 def test_convolutions_run_channels_last_unless_told_otherwise():
-    weight = make(RESNET)._modules[0].conv0_weight
+    weight = make(RESNET).replicas.modules[0].conv0_weight
     assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-    assert make(RESNET, "--memory-format contiguous")._modules[0].conv0_weight.is_contiguous()
-    assert make(MLP)._layout is torch.contiguous_format
+    assert make(RESNET, "--memory-format contiguous").replicas.modules[0].conv0_weight.is_contiguous()
+    assert make(MLP).replicas._layout is torch.contiguous_format
     assert make(RESNET).digest() == make(RESNET, "--memory-format contiguous").digest()
 
 
@@ -250,22 +244,6 @@ def test_residuals_go_into_a_checkpoint_and_back_to_the_store(name):
     store = Residuals("local")
     make(store=store, state=state)
     assert store.given is None
-
-
-def test_a_run_resumes_with_another_memory_format():
-    """Fused kernels read weights and an optimizer's state as flat memory."""
-    whole, first = (make(RESNET, "--optimizer adam") for _ in range(2))
-    steps = [(*batch(RESNET, 16, number), 16, 0.001) for number in range(4)]
-    for made in (whole, first):
-        for step in steps[:2]:
-            made.train_step(*step)
-    lines = ("--optimizer adam", "--optimizer adam --memory-format contiguous")
-    same, other = (make(RESNET, line, state=first.state()) for line in lines)
-    for step in steps[2:]:
-        for made in (whole, same, other):
-            made.train_step(*step)
-    assert_close(whole, same, 0.0)
-    assert_close(whole, other, 1e-3)  # without their order: 0.8
 
 
 @pytest.mark.parametrize("more", [{"residuals": {}}, {"optimizer": {"servers": []}}])

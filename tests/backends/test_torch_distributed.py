@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch import plain_step
-from dmltrain.backends.torch.distributed import distribute, layout, parts
+from dmltrain.backends.torch.distributed import layout, parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore, create
@@ -19,6 +19,7 @@ from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.served_store import ServedStore
 from tests.backends.trainers import MLP
 from tests.backends.trainers import torch_trainer as make
+from tests.connected import connected
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
@@ -75,7 +76,7 @@ def trained(model):
 def test_all_start_from_the_first_workers_weights_and_statistics(job, early):
     def one(store):
         model = Net(store.rank)
-        distribute(model, sgd(model), store, step_early=early)
+        connected(model, sgd(model), store, step_early=early)
         return model
 
     expected = Net(0).state_dict()
@@ -91,7 +92,7 @@ def test_what_only_the_wrapped_optimizer_has_is_reached_through_it():
             return "evaluates"
 
     model = nn.Linear(2, 2)
-    wrapped = distribute(model, WithModes(model.parameters(), lr=0.1, fused=True), create("local"))
+    wrapped = connected(model, WithModes(model.parameters(), lr=0.1, fused=True), create("local"))
     assert wrapped.eval() == "evaluates" and not hasattr(wrapped, "train")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = model.bias.detach().clone()
@@ -120,7 +121,7 @@ def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, opti
     def one(store):
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         plain = copy.deepcopy(model)
-        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store, step_early=True)
+        optimizer = connected(model, kind(model.parameters(), lr=0.1, **options), store, step_early=True)
         alone = kind(plain.parameters(), lr=0.1, **options)
         copied = list(zip(model.parameters(), plain.parameters(), strict=True))
         for mine, its in copied:
@@ -148,7 +149,7 @@ def test_a_step_is_of_the_mean_or_sum_of_all_gradients(job, average, options):
 
     def one(store):
         model = Net(store.rank, whole)
-        optimizer = distribute(model, sgd(model), store, average=average, **options)
+        optimizer = connected(model, sgd(model), store, average=average, **options)
         optimizer.zero_grad()
         gradients(model, store.rank)
         if "overlap" in options:
@@ -171,7 +172,7 @@ def test_gradients_are_all_workers_after_backward_and_early_ones_once_they_were_
 
     def one(store):
         model = Net(store.rank, whole=early)
-        optimizer = distribute(model, sgd(model, momentum=0.9), store, step_early=early)
+        optimizer = connected(model, sgd(model, momentum=0.9), store, step_early=early)
         optimizer.zero_grad()
         with mock.patch.object(store, "pushpull") as push, optimizer.accumulate():
             gradients(model, store.rank)
@@ -203,7 +204,7 @@ def test_gradients_are_all_workers_after_backward_and_early_ones_once_they_were_
 def test_mistakes_with_gradients_under_way_are_explained(job):
     def one(store):
         model = Net(store.rank)
-        optimizer = distribute(model, sgd(model), store, step_early=True)
+        optimizer = connected(model, sgd(model), store, step_early=True)
         gradients(model, store.rank)
         with pytest.raises(UserError, match="third.weight has no gradient at step"):
             optimizer.step()
@@ -228,7 +229,7 @@ def test_a_closure_is_called_once_with_gradients_and_its_mean_loss_returned(job,
 
     def one(store):
         model = Net(store.rank, whole=early)
-        optimizer, calls = distribute(model, sgd(model), store, step_early=early), []
+        optimizer, calls = connected(model, sgd(model), store, step_early=early), []
 
         def closure():
             optimizer.zero_grad()
@@ -246,28 +247,6 @@ def test_a_closure_is_called_once_with_gradients_and_its_mean_loss_returned(job,
     assert [one_returned, other_returned] == ([one_loss, other_loss] if early else [mean, mean])
     assert one_loss != other_loss and all(map(torch.equal, one_weights, other_weights))
     assert not torch.equal(one_weights[0], trained(Net(0))[0])
-
-
-@pytest.mark.parametrize("options", [{}, DEFERRED], ids="-".join)
-def test_a_state_goes_on_where_it_was_saved(job, options):
-    def one(store):
-        model = Net(0, whole=bool(options))
-        optimizer = distribute(model, sgd(model, momentum=0.9), store, **options)
-        gradients(model, store.rank)
-        optimizer.step()
-        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-        results = []
-        for _ in range(2):
-            optimizer.zero_grad()
-            gradients(model, store.rank)
-            optimizer.step()
-            optimizer.load_state_dict(saved)  # after the step's own result
-            results.append(model.first.weight.detach().clone())
-            model.load_state_dict(weights)
-        assert torch.equal(*results)
-        assert not torch.equal(results[0], weights["first.weight"])
-
-    job.all(one)
 
 
 # -- buckets ----------------------------------------------------------------------------------------------------------
@@ -320,23 +299,23 @@ def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
     (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     assert (model[1].stride() == strides) == kept
     assert model[1].stride() == torch.zeros_like(weight).stride(), "as the optimizer's state lies"
-    flat = bucket.host_weights()
+    flat = bucket.weights.on_host()
     assert flat[:2].tolist() == [1.0, 1.0]
     if kept:
         assert flat[2:].tolist() == weight.as_strided((weight.numel(),), (1,)).tolist(), "as they lie"
-    bucket.set_weights(torch.from_numpy(flat + 1))
+    bucket.weights.set(torch.from_numpy(flat + 1))
     assert torch.equal(model[1], values + 1) and model[0].tolist() == [2.0, 2.0]
 
 
 def test_weights_that_are_pulled_lie_where_the_values_arrive():
     model = nn.Linear(3, 2)
     (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
-    bucket.lay_out(bucket.host_weights())
+    bucket.lay_out(bucket.weights.on_host())
     before = model.weight.detach().clone()
-    bucket.adopt_weights()
+    bucket.weights.adopt()
     assert torch.equal(model.weight, before)
-    bucket.pulled[:] = range(8)
-    bucket.take_weights()
+    bucket.weights.pulled[:] = range(8)
+    bucket.weights.take()
     assert model.weight.flatten().tolist() == [0, 1, 2, 3, 4, 5] and model.bias.tolist() == [6, 7]
 
 
@@ -354,7 +333,7 @@ class Noting(KVStore):
 def bucket_on(device, keep):
     model = nn.Linear(3, 2).to(device)
     made = Bucket("b", group=0, priority=1, parameters=list(model.parameters()))
-    made.lay_out(made.host_weights(), keep)
+    made.lay_out(made.weights.on_host(), keep)
     made.gradients.copy_(torch.arange(8.0))
     return made
 
@@ -420,7 +399,7 @@ def test_two_workers_with_half_a_batch_each_make_the_step_of_one_worker(job, lin
 def test_weights_are_awaited_where_they_are_read_unless_they_have_to_be_copied(job, line, later):
     def one(store):
         made = make(MLP, line, store)
-        weight = made._modules[0].fc1_weight
+        weight = made.replicas.modules[0].fc1_weight
         before = weight.detach().clone()
         made.train_step(*trainers.batch(), 16, 0.1)
         unchanged = torch.equal(weight, before)
@@ -457,7 +436,7 @@ def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(j
     def one(store):
         model = nn.Linear(2, 1, bias=False)
         nn.init.ones_(model.weight)
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
+        optimizer = connected(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
         store.barrier()
         with mock.patch.object(store, "pushpull", wraps=store.pushpull) as push:
             model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
@@ -471,7 +450,7 @@ def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(j
 
 def bucket_of(model):
     (made,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
-    made.lay_out(made.host_weights())
+    made.lay_out(made.weights.on_host())
     return made
 
 

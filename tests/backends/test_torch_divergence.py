@@ -159,12 +159,12 @@ def test_so_with_relays_compression_devices_and_layouts(runs, part):
     expected = digests(runs)[0]
     assert check(runs) == [None] * WORKERS
     alter(runs[1][2], name, 1 + 0.9 * LIMIT)
-    for other in runs[1][2].trainer._modules[1:]:
+    for other in runs[1][2].trainer.replicas.modules[1:]:
         other.state_dict()["conv0_weight"].add_(1.0)
     assert check(runs) == [None] * WORKERS
     assert digests(runs) == [expected] * WORKERS and "worker 2 (2.7e-05 of" in runs[1][0].log.lines[0]
     for run in runs[1]:
-        first, *others = (module.state_dict() for module in run.trainer._modules)
+        first, *others = (module.state_dict() for module in run.trainer.replicas.modules)
         assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     alter(runs[1][1], name, 1 + 1.1 * LIMIT)
     assert all("worker 1 (3.4e-05 of" in error for error in check(runs))

@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from dmltrain.backends.torch.distributed import distribute, layout
+from dmltrain.backends.torch.distributed import layout
 from dmltrain.base.errors import UserError
 from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.changing_store import ChangingStore
 from tests.backends.late_store import LateStore
 from tests.backends.test_torch_overlap import OPTIMIZERS as IN_PARTS
 from tests.backends.trainers import batch, torch_trainer
+from tests.connected import connected
 
 STEPS, OWN = 3, 4  # steps of a run, samples of each member in a step
 RECEIPT = [OWN, 100.0, 2.0**40]
@@ -56,7 +57,7 @@ def begin(optimizer, model, step, dealt=3 * OWN):
 
 def run(model, store, kind="sgd", dealt=3 * OWN, steps=STEPS, early=True, between=lambda model: None):
     """Train; returns the optimizer and the committed receipt of each step. `between` backward and step."""
-    optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), store, average=False, step_early=early)
+    optimizer = connected(model, OPTIMIZERS[kind](model.parameters()), store, average=False, step_early=early)
     committed = []
     for step in range(steps):
         begin(optimizer, model, step, dealt)
@@ -88,7 +89,7 @@ def weights(model):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind, early):
     plain, elastic = network(), network()
-    optimizer = distribute(plain, OPTIMIZERS[kind](plain.parameters()), LateStore(), average=False)
+    optimizer = connected(plain, OPTIMIZERS[kind](plain.parameters()), LateStore(), average=False)
     for step in range(STEPS):
         optimizer.zero_grad()
         backward(plain, step, 8)
@@ -211,7 +212,7 @@ def test_gradients_are_those_of_the_round_wherever_a_member_is_lost(kind):
 
 
 def late(model):
-    return distribute(model, OPTIMIZERS["nag"](model.parameters()), ChangingStore(), average=False)
+    return connected(model, OPTIMIZERS["nag"](model.parameters()), ChangingStore(), average=False)
 
 
 def test_what_no_member_uses_keeps_no_gradient():
@@ -256,14 +257,14 @@ def test_gradients_are_exchanged_once_for_a_batch():
 def test_an_elastic_job_cannot_have_factors():
     model = network()
     with pytest.raises(UserError, match="and no factors"):
-        distribute(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(), average=False, factors=4)
+        connected(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(), average=False, factors=4)
 
 
 def clipped(changes=()):
     """Steps whose gradients are clipped after their reduction; the weights, the norms, the rounds' members, the calls
     of the store."""
     model, store, norms = network(), ChangingStore(changes=changes), []
-    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, average=False)
+    optimizer = connected(model, OPTIMIZERS["sgd"](model.parameters()), store, average=False)
     for step in range(STEPS):
         begin(optimizer, model, step)
         optimizer.reduce_gradients()
@@ -303,7 +304,7 @@ def test_weighed_gradients_give_the_mean_over_the_committed_samples(name, change
     """All members have 4 of the 12 samples, and losses are the means over these."""
     device, after = device_for(name, monkeypatch), []
     model, one = network(device), network(device)
-    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(3, changes))
+    optimizer = connected(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(3, changes))
     optimizer.weigh(OWN * 3 / 12)
     optimizer.round(12, np.array(RECEIPT), after.append)
     backward(model, 0, OWN)
@@ -319,7 +320,7 @@ def test_weighed_gradients_give_the_mean_over_the_committed_samples(name, change
 def test_an_aborted_round_is_weighed_once(weight):
     """Weight 0 makes zeros of any gradients, also of nan."""
     model, twin, store = network(), network(), ChangingStore(3, changes=(9,))
-    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store)
+    optimizer = connected(model, OPTIMIZERS["sgd"](model.parameters()), store)
     optimizer.weigh(weight)
     optimizer.round(12, np.array(RECEIPT))
     for each in (model, twin):
@@ -346,7 +347,7 @@ def test_rates_are_multiplied_where_weights_change_and_nowhere_else(kind):
 
     model, twin = network(), network()
     inner = OPTIMIZERS[kind](model.parameters())
-    optimizer = distribute(model, inner, Giving(changes=(9,)), average=False)
+    optimizer = connected(model, inner, Giving(changes=(9,)), average=False)
     expected_ = OPTIMIZERS[kind](twin.parameters())
     own = [group["lr"] for group in inner.param_groups]
     optimizer.rate_factor = 0.75

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from dmltrain import models
 from dmltrain.backends.torch import layers
-from dmltrain.backends.torch.distributed import choice, distribute, parameter_hooks
+from dmltrain.backends.torch.distributed import choice, parameter_hooks
 from dmltrain.backends.torch.distributed.choice import DenseLayer, ProductTrial, decide, sizes
 from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.base.errors import UserError
@@ -20,6 +20,7 @@ from dmltrain.options import parse
 from tests.backends import trainers
 from tests.backends.factored_net import Net
 from tests.backends.trainers import MLP, torch_trainer
+from tests.connected import connected
 from tests.kvstore.whole_job import WholeJob
 
 ROWS = 6
@@ -46,7 +47,7 @@ def weights(model):
 
 
 def joined(store, model, lr=0.01, **options):
-    return distribute(model, torch.optim.SGD(model.parameters(), lr=lr), store, **options)
+    return connected(model, torch.optim.SGD(model.parameters(), lr=lr), store, **options)
 
 
 BOTH = ["first.weight", "last.weight"]
@@ -60,7 +61,7 @@ def test_weights_equal_those_without_factors_up_to_rounding(job, average, defer)
     def one(store):
         model = Net(store.rank)
         inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        made = distribute(model, inner, store, factors=2 * ROWS, average=average, defer=defer, factored=BOTH)
+        made = connected(model, inner, store, factors=2 * ROWS, average=average, defer=defer, factored=BOTH)
         for step in range(len(SHARES)):
             made.zero_grad()
             loss_of(model, *share(store, step)).backward()
@@ -85,7 +86,7 @@ def test_gradients_can_be_read_clipped_and_accumulated(job):
     def one(store, factored):
         model = Net(store.rank)
         inner = torch.optim.SGD(model.parameters(), lr=0.01)
-        optimizer = distribute(model, inner, store, factors=4 * ROWS, factored=factored)
+        optimizer = connected(model, inner, store, factors=4 * ROWS, factored=factored)
         norms = []
         for step in range(2):
             optimizer.zero_grad(set_to_none=step == 0)
@@ -245,7 +246,7 @@ def test_factors_follow_what_the_program_does_with_gradients(job, train):
     def one(store, factored):
         model = Net(store.rank)
         inner = torch.optim.SGD((parameter for parameter in model.parameters()), lr=0.01, momentum=0.9)
-        optimizer = distribute(model, inner, store, factors=8 * ROWS, factored=factored)
+        optimizer = connected(model, inner, store, factors=8 * ROWS, factored=factored)
         for step in range(len(SHARES)):
             train(model, optimizer, *share(store, step))
         optimizer.settle()
@@ -455,7 +456,7 @@ def test_all_workers_choose_the_same_from_the_slowest(new_job, monkeypatch):
 
     def one(store):
         model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 3))
-        return distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), store, factors=4).choices
+        return connected(model, torch.optim.SGD(model.parameters(), lr=0.1), store, factors=4).choices
 
     first, second = new_job.all(one)
     assert first == second and [each.as_factors for each in first] == [True, False]

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch import state as torch_state
-from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.base.errors import Diverged, UserError
 from dmltrain.data.assignment.parts import Shared
@@ -26,6 +25,7 @@ from dmltrain.train.steps import plain_rounds
 from tests.backends import stepping_alone
 from tests.backends.stepping_alone import MEAN, NESTEROV, Line, batches, joined, slopes, step, trained, weights
 from tests.backends.trainers import SMALL, batch, torch_trainer
+from tests.connected import connected
 from tests.kvstore.whole_job import WholeJob
 
 # -- what an average is ----------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_a_closure_is_evaluated_with_the_workers_own_gradients(alone):
     def one(store):
         model = Line(2)
         target = torch.tensor([1.0, 3.0]) * (1 + store.rank)
-        made = distribute(model, torch.optim.LBFGS(model.parameters()), store, averaging=LocalSteps(5, *MEAN))
+        made = connected(model, torch.optim.LBFGS(model.parameters()), store, averaging=LocalSteps(5, *MEAN))
 
         def closure():
             made.zero_grad()
@@ -284,11 +284,11 @@ def test_what_does_not_fit_is_refused(alone):
         model = Line()
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with pytest.raises(UserError, match="factors .*dist_local"):
-            distribute(model, inner, store, factors=8)
+            connected(model, inner, store, factors=8)
         with pytest.raises(UserError, match="before dmltrain.distribute"):
-            distribute(model, inner, store).add_param_group({"params": []})
+            connected(model, inner, store).add_param_group({"params": []})
         with pytest.raises(UserError, match="4, 1 and 0 on worker 0 but 4, 0.5 and 0 on worker 1"):
-            distribute(model, inner, store, averaging=LocalSteps(4, 1.0 if store.rank == 0 else 0.5, 0.0))
+            connected(model, inner, store, averaging=LocalSteps(4, 1.0 if store.rank == 0 else 0.5, 0.0))
 
     alone.all(one)
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from dmltrain import kvstore, optimizers
 from dmltrain.backends.torch import layers, state
-from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import lay_out_state, make_optimizer
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.local_steps import LocalSteps
@@ -18,6 +17,7 @@ from tests.backends.late_store import LateStore
 from tests.backends.served_store import ServedStore
 from tests.backends.stepping_alone import NESTEROV
 from tests.backends.trainers import SMALL
+from tests.connected import connected
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 STEPS = 3
@@ -78,7 +78,7 @@ def test_every_optimizer_goes_on_in_another_memory_format(name, saved, resumed):
         module = module.to(memory_format=memory_format)
         kind = "dist_async" if optimizers.BY_NAME[name].asynchronous else "local"
         inner = make_optimizer(module, SMALL, parse(f"--optimizer {name} --kv-store {kind} --lr 0.01".split()))
-        return module, distribute(module, inner, kvstore.create("local"))
+        return module, connected(module, inner, kvstore.create("local"))
 
     (first, before), (second, after) = made(saved), made(resumed)
     train(first, before, range(STEPS))
@@ -96,7 +96,7 @@ def test_every_optimizer_goes_on_in_another_memory_format(name, saved, resumed):
 @pytest.mark.parametrize("memory_format", FORMATS, ids=str)
 def test_arrays_of_a_file_may_lie_in_any_order(order, memory_format):
     model, plain = (convolution(memory_format) for _ in range(2))
-    own = distribute(model, torch.optim.Adam(model.parameters(), amsgrad=True, fused=True), kvstore.create("local"))
+    own = connected(model, torch.optim.Adam(model.parameters(), amsgrad=True, fused=True), kvstore.create("local"))
     whole = torch.optim.Adam(plain.parameters(), amsgrad=True, foreach=False)
     train(model, own, range(STEPS))
     train(plain, whole, range(2 * STEPS))
@@ -188,7 +188,7 @@ def test_load_state_dict_lays_out_the_state(way):
 
     def make(memory_format):
         model = Net(memory_format)
-        return model, distribute(model, adam(model, fused=True), make_store(), **options)
+        return model, connected(model, adam(model, fused=True), make_store(), **options)
 
     torch.testing.assert_close(resumed(make), in_one_process(), check_stride=False)
 
@@ -197,7 +197,7 @@ def test_load_state_dict_lays_out_the_state_where_workers_wait_for_the_mean(job)
     def one(store):
         def make(memory_format):
             model = Net(memory_format)
-            return model, distribute(model, adam(model, fused=True), store)
+            return model, connected(model, adam(model, fused=True), store)
 
         return resumed(make)
 
@@ -211,7 +211,7 @@ def test_load_state_dict_lays_out_both_states_between_two_averages(alone):
     def one(store):
         def make(memory_format):
             model = Net(memory_format)
-            return model, distribute(model, adam(model, fused=True), store, averaging=LocalSteps(2, *NESTEROV))
+            return model, connected(model, adam(model, fused=True), store, averaging=LocalSteps(2, *NESTEROV))
 
         model, whole = make(FORMATS[0])
         learn(model, whole, range(2 * STEPS))
@@ -231,7 +231,7 @@ def test_an_optimizer_that_has_made_steps_keeps_its_state_in_order(way):
     for step in range(STEPS):
         model.weight.grad = gradient(model.weight, step)
         inner.step()
-    optimizer = distribute(model, inner, make_store(), **options)
+    optimizer = connected(model, inner, make_store(), **options)
     learn(model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.synchronize()
     assert model.weight.stride() == strides
@@ -254,7 +254,7 @@ def test_a_state_of_servers_in_another_order_is_refused(way):
 
     def make(memory_format):
         model = Net(memory_format)
-        return model, distribute(model, adam(model), ServedStore(kind), **options)
+        return model, connected(model, adam(model), ServedStore(kind), **options)
 
     model, optimizer = make(FORMATS[0])
     learn(model, optimizer, range(STEPS))
@@ -274,7 +274,7 @@ def test_a_state_of_servers_in_the_same_order_is_loaded(says):
         model = Net(FORMATS[1])
         with torch.no_grad():
             model.weight.copy_(weight)
-        return model, distribute(model, adam(model), ServedStore(), update_on_kvstore=True)
+        return model, connected(model, adam(model), ServedStore(), update_on_kvstore=True)
 
     model, optimizer = make(Net().weight)
     learn(model, optimizer, range(STEPS))
@@ -293,7 +293,7 @@ def test_workers_whose_weights_lie_in_different_orders_are_refused(job, options)
     def one(store):
         model = Net(FORMATS[store.rank])
         with pytest.raises(UserError, match=r"first difference is 0 .*the same memory format") as caught:
-            distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
+            connected(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
         return str(caught.value)
 
     first, second = job.all(one)
@@ -310,7 +310,7 @@ def test_strides_of_single_elements_do_not_count(job):
             model.weight.copy_(gradient(model.weight, 0))
         before = model.weight.detach().clone()
         model.weight.data = model.weight.data.as_strided((4, 1, 3, 3), [(9, 9, 3, 1), (9, 1, 3, 1)][store.rank])
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0, fused=True), store)
+        optimizer = connected(model, torch.optim.SGD(model.parameters(), lr=1.0, fused=True), store)
         (model.weight * gradient(model.weight, 1)).sum().backward()
         optimizer.step()
         return before - model.weight.detach()

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, set_rate
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer, make_spec
 from dmltrain.base.errors import UserError
 from tests.backends.served_store import ServedStore
+from tests.connected import connected
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
@@ -49,7 +49,7 @@ def on_servers(kind="sgd", store=None, **options):
     """A model, and its optimizer on the servers of this store."""
     model, store = model_of(), store or ServedStore()
     on = {"update_on_kvstore": True} if store.type == "dist_sync" else {}
-    return model, distribute(model, OPTIMIZERS[kind](model.parameters()), store, **on, **options)
+    return model, connected(model, OPTIMIZERS[kind](model.parameters()), store, **on, **options)
 
 
 def plainly(kind, factors):
@@ -91,15 +91,6 @@ def test_asynchronous_steps_use_the_whole_gradient(store, average, way):
     torch.testing.assert_close(weights(model), plainly("sgd", [1.0, 2.0]), rtol=1e-5, atol=1e-6)
 
 
-def test_a_learning_rate_of_zero_changes_nothing():
-    store = ServedStore()
-    model, optimizer = on_servers(store=store)
-    before = weights(model)
-    train(model, optimizer, 1, rate=0.0)
-    optimizer.synchronize()
-    assert set(store.rates) == {0.0} and torch.equal(weights(model), before)
-
-
 def test_groups_keep_their_own_options_and_rates():
     plain, model, store = model_of(), model_of(), ServedStore()
 
@@ -108,7 +99,7 @@ def test_groups_keep_their_own_options_and_rates():
         return torch.optim.SGD([first, {"params": of[2].parameters(), "lr": 0.01, "weight_decay": 0.5}], lr=9.0)
 
     inner, optimizer = two_groups(plain), two_groups(model)
-    optimizer = distribute(model, optimizer, store, average=False, update_on_kvstore=True)
+    optimizer = connected(model, optimizer, store, average=False, update_on_kvstore=True)
     for step in range(3):
         backward(plain, inner, step)
         for parameter in plain.parameters():
@@ -136,37 +127,10 @@ def test_gradients_cannot_be_reduced_where_servers_step():
         on_servers()[1].reduce_gradients()
 
 
-@pytest.mark.parametrize("way", WAYS[:2], ids="-".join)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_saved_state_continues_bit_for_bit(kind, way):
-    (model, optimizer), (again, continued) = on_servers(kind, **way), on_servers(kind, **way)
-    train(model, optimizer, 2)
-    continued.load_state_dict(optimizer.state_dict())
-    for each, joined in ((model, optimizer), (again, continued)):
-        backward(each, joined, 7)
-        joined.step()
-        joined.synchronize()
-    assert torch.equal(weights(model), weights(again))
-
-
 def test_a_state_of_an_optimizer_on_the_workers_is_refused():
     state = OPTIMIZERS["sgd"](model_of().parameters()).state_dict()
     with pytest.raises(UserError, match="on the workers.*dist_async"):
         on_servers(store=ServedStore("dist_async"))[1].load_state_dict(state)
-
-
-def test_a_closure_is_called_with_gradients_and_its_loss_returned():
-    model, optimizer = on_servers()
-    before = weights(model)
-
-    def closure():
-        backward(model, optimizer, 0)
-        return 4.0
-
-    with torch.no_grad():
-        assert optimizer.step(closure) == 4.0
-    optimizer.synchronize()
-    assert not torch.equal(weights(model), before)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +149,7 @@ def test_a_new_rate_waits_for_no_weights():
     """The servers have the momentum that follows it."""
     model = model_of()
     inner = torch.optim.SGD([{"params": model.parameters(), "rate_in_momentum": True}], lr=0.1, momentum=0.9)
-    optimizer = distribute(model, inner, ServedStore(), update_on_kvstore=True, defer=True)
+    optimizer = connected(model, inner, ServedStore(), update_on_kvstore=True, defer=True)
     train(model, optimizer, 1)
     set_rate(optimizer, 0.5)
     assert optimizer._exchange.gradients.pending and optimizer.param_groups[0]["lr"] == 0.5

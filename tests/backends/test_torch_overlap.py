@@ -8,10 +8,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dmltrain.backends.torch import layers as torch_layers
-from dmltrain.backends.torch.distributed import distribute
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.layers import Dense, Network, chain
 from tests.backends.late_store import LateStore
+from tests.connected import connected
 
 WIDTH = 512  # a weight of 512 x 512 fills a bucket of one mebibyte
 
@@ -74,7 +74,7 @@ OPTIMIZERS = {
 
 def joined(model, kind="sgd", store=None, **options):
     inner = OPTIMIZERS[kind](model.parameters())
-    return distribute(model, inner, store or LateStore(), step_early=True, **options)
+    return connected(model, inner, store or LateStore(), step_early=True, **options)
 
 
 def backward(model, optimizer, seed=0):
@@ -266,7 +266,7 @@ def test_a_copy_of_the_model_is_independent_of_the_original(make):
 def test_an_optimizer_whose_step_does_more_makes_whole_steps_at_once(prepare):
     model = sequential()
     inner = OPTIMIZERS["sgd"](model.parameters())
-    optimizer = distribute(model, inner, LateStore(), defer=True)
+    optimizer = connected(model, inner, LateStore(), defer=True)
     before = model[0].weight.detach().clone()
     backward(model, optimizer)
     prepare(inner)
@@ -300,7 +300,7 @@ class OfAllWeights(torch.optim.SGD):
 def test_a_subclass_of_an_optimizer_steps_all_weights_at_once(defer):
     plain, model = sequential(), sequential()
     expected = train_plainly(plain, OfAllWeights(plain.parameters(), lr=0.1))
-    optimizer = distribute(model, OfAllWeights(model.parameters(), lr=0.1), LateStore(), defer=defer, step_early=True)
+    optimizer = connected(model, OfAllWeights(model.parameters(), lr=0.1), LateStore(), defer=defer, step_early=True)
     assert torch.equal(expected, train(model, optimizer))
 
 

@@ -37,16 +37,17 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler():
         import sys
         import numpy as np
         import torch
-        from dmltrain.backends.torch import distributed, plain_step
+        from dmltrain.backends.torch import plain_step
         from dmltrain.backends.torch.server_optimizer import SliceOptimizer
         from dmltrain.kvstore import create
         from tests.backends.late_store import LateStore
+        from tests.connected import connected
 
         plain_step.postpone_compiler()
         for store in (create("local"), LateStore()):
             model = torch.nn.Linear(3, 1)
             inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            optimizer = distributed.distribute(model, inner, store, defer=True)
+            optimizer = connected(model, inner, store, defer=True)
             before = model.weight.detach().clone()
             for _ in range(2):
                 optimizer.zero_grad()

@@ -25,16 +25,6 @@ def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     assert labels >= {"workers", "servers", "keys", "model, MB", "ms a step", "bound", "time"}
 
 
-def test_a_picture_that_cannot_be_written_is_said_so(tmp_path):
-    pytest.importorskip("matplotlib")
-    plot = benchmark_module("tables.scale_plot")
-    size = {"workers": 2, "servers": 1, "keys": 1, "megabytes": 1.0}
-    entry = {**size, "seconds": {"median": 1.0}, "bound_seconds": 1.0, "slices_alone": {"seconds": 1.0}}
-    for path, said in ((tmp_path / "none" / "scale.svg", "No such file"), (tmp_path / "scale.xyz", "xyz")):
-        with pytest.raises(plot.PlotFailed, match=said):
-            plot.save([entry], str(path))
-
-
 def test_cells_are_the_base_and_one_axis_at_a_time():
     cells = benchmark_module("contest.cells")
     found = cells.cells_of(cells.AXES, full=False)
@@ -44,14 +34,6 @@ def test_cells_are_the_base_and_one_axis_at_a_time():
         cells.Cell(3, 1, 7, 5.0),
         cells.Cell(3, 2, 7, 5.0),
     ]
-
-
-def test_a_twin_has_as_many_slices_and_next_to_no_bytes():
-    cells = benchmark_module("contest.cells")
-    for cell in (cells.Cell(2, 1, 10, 100.0), cells.Cell(2, 4, 1000, 10.0)):
-        assert cell.slices >= cell.keys
-        assert cell.twin.slices == cell.slices
-        assert benchmark_module("contest.workload").bytes_of(cell.twin.shapes) < 64 * cell.slices
 
 
 @pytest.mark.parametrize("keys", [1, 10, 99, 100, 101, 1000])

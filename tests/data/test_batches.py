@@ -64,15 +64,6 @@ def test_batches_have_the_type_and_size_that_the_network_expects(split, workers,
     assert partition.step_sizes(COUNT, 4, 13, 1) == [1, 0, 0, 0]
 
 
-def test_epochs_differ_and_each_is_repeatable(split):
-    batches = train(split, 0, 1, 8, 0)
-    epochs = (batches, batches, train(split, 0, 1, 8, 0), train(split, 0, 1, 8, 1))
-    first, same, again, other = map(pixels_by_sample, epochs)
-    assert list(first) == list(same) == list(again) != list(other)
-    assert all(np.array_equal(first[sample], again[sample]) for sample in first)
-    assert any(not np.array_equal(first[sample], other[sample]) for sample in first)
-
-
 def test_a_part_of_an_epoch(split):
     part = Shared(COUNT, 2, 5, COUNT).part(1, 9, 2)
     whole = list(TrainBatches(split, part))

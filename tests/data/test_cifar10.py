@@ -244,16 +244,6 @@ def test_a_pickle_that_runs_code_is_refused(cifar, tmp_path, evil_pickle, known)
     assert not made.exists()
 
 
-def test_a_download_serves_this_and_the_next_load(cifar, tmp_path, web):
-    web.files["/" + BINARY_TAR] = cifar.binary_archive
-    folder = tmp_path / "new"
-    for _ in range(2):
-        data = load(folder, cifar, download=True, base_url=web.url)
-        assert np.array_equal(data.train.images, cifar.images)
-    assert web.requests == ["/" + BINARY_TAR]
-    assert [path.name for path in folder.iterdir()] == [BINARY_TAR]
-
-
 # The real files
 
 

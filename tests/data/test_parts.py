@@ -86,6 +86,14 @@ def test_any_positions_of_an_epoch_have_the_samples_and_words_of_the_whole(count
     assert np.array_equal(epoch.every(first, step), whole.order[first::step])
 
 
+def test_the_order_of_an_epoch_is_computed_once_for_all_its_stops_and_views(monkeypatch):
+    calls = []
+    monkeypatch.setitem(partition.SHUFFLES, "global", lambda *words: calls.append(words) or np.arange(words[0]))
+    epoch = Epoch(Shared(6, 1, 2, 6), 5, 2)
+    assert [epoch.samples_at(np.array(positions)).tolist() for positions in ([0, 3], [5])] == [[0, 3], [5]]
+    assert len(calls) == 1
+
+
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=5), batches, shuffles)
 def test_local_parts_have_each_sample_once_and_a_share_of_every_step(sizes, batch, shuffle):
     parts = Local(tuple(sizes), batch, shuffle)

@@ -139,14 +139,6 @@ def test_speed_has_a_row_for_each_number_of_threads(run, packed):
     assert done.code == 0 and done.out.splitlines()[-1].startswith("| 1 |  | ")
 
 
-def test_speed_counts_broken_images_of_each_pass(run, packed, tmp_path):
-    image = open_reader(packed).read(0).image
-    write(tmp_path / "x.rec", *[(0.0, image)] * 3, (0.0, b"no image"))
-    words = ("--data-train", tmp_path / "x.rec", "--image-shape", "3,24,24", "--seconds", 0.05, "--threads", 1)
-    done = run("speed", *words, "--skip-broken", 1)
-    assert done.code == 0 and done.err.count("Skipped a record, 1 of at most 1") > 1
-
-
 def test_what_is_measured_and_that_progress_is_a_line_every_ten_seconds(capsys):
     """Four yields of 8 images in the two seconds after the first."""
     clock = iter([10.0, 10.5, 11.0, 11.5, 12.0])

@@ -110,13 +110,6 @@ def test_what_is_done_to_an_image(run, images, tmp_path, options, shape):
     assert (record.image[:4] == b"\x89PNG") == (".png" in options)
 
 
-def test_all_labels_of_a_list(run, images, tmp_path):
-    (tmp_path / "x.lst").write_text("3\t1.0\t0.5\tant/ant 0.jpg\n9\t2.0\t0.25\tbee/bee 1.jpg\n")
-    run("pack", tmp_path / "x", images, "--pass-through", "--pack-label")
-    reader = open_reader(tmp_path / "x.rec")
-    assert reader.read(1).labels.tolist() == [2.0, 0.25] and reader.number(1) == 9
-
-
 # -- broken images and interruptions ----------------------------------------------------------------------------------
 
 
@@ -191,16 +184,6 @@ def test_broken_images_can_be_left_out_but_not_all(run, with_broken, tmp_path):
         path.unlink()
     refused(run(*words), "x.rec: none of the 1 images")
     assert not (tmp_path / "x.rec").exists()
-
-
-def test_leaving_out_is_no_help_where_nearly_all_images_are_broken(run, with_broken, tmp_path):
-    broken = sorted(with_broken.glob("*/*.jpg"))
-    for path in broken:
-        path.unlink()
-        path.write_bytes(b"no image")
-    done = run("pack", tmp_path / "x", with_broken, "--recursive")
-    refused(done, f"{len(broken)} of all {len(broken)} cannot be used: these are other files than expected")
-    assert "--skip-broken" not in done.err
 
 
 class Interrupted(Exception):

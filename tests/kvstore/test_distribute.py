@@ -16,7 +16,7 @@ from tests.waiting import SECONDS
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from dmltrain.backends.torch.backend import make_step  # noqa: E402
-from dmltrain.backends.torch.distributed import distribute  # noqa: E402
+from tests.connected import connected  # noqa: E402
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def train(rank, distribute):
 
 
 def of_store(store):
-    return train(store.rank, lambda model, optimizer: distribute(model, optimizer, store))
+    return train(store.rank, lambda model, optimizer: connected(model, optimizer, store))
 
 
 def linear():
@@ -83,7 +83,7 @@ def test_a_scripts_compression_sends_a_quarter_and_a_second_model_uses_the_same_
     def other(store):
         store.set_gradient_compression({"type": "int8"})
         found = of_store(store)
-        distribute(*linear(), store, factors=1)
+        connected(*linear(), store, factors=1)
         return found
 
     job = joined_by_script()
@@ -122,7 +122,7 @@ def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_bel
     def other(store):
         store.set_gradient_compression(compression)
         model = Slope()
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, step_early=True)
+        optimizer = connected(model, torch.optim.SGD(model.parameters(), lr=1.0), store, step_early=True)
         store.barrier()
         store.barrier()
         model().backward()

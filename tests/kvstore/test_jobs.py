@@ -33,7 +33,7 @@ def trained(store=None, pauses=0):
     """The weights of a network after 12 steps on batches of 50 samples, which the workers share by stride; all start
     from worker 0's weights. `pauses`: how long they pause at random before pushes. Without a store: plain PyTorch."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from dmltrain.backends.torch.distributed import distribute
+    from tests.connected import connected
 
     rank, workers = (store.rank, store.num_workers) if store else (0, 1)
     linear, relu = torch.nn.Linear, torch.nn.ReLU
@@ -43,7 +43,7 @@ def trained(store=None, pauses=0):
         parameter.data = torch.randn(parameter.shape, generator=start) * 0.05
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     if store:
-        optimizer = distribute(model, optimizer, store, average=False)
+        optimizer = connected(model, optimizer, store, average=False)
     for _ in range(12):
         images = torch.from_numpy(data.standard_normal((50, 20), np.float32))
         labels = torch.from_numpy(data.integers(0, 10, 50))

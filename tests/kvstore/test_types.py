@@ -145,8 +145,8 @@ def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(logged, fi
     """The mean of a step of all workers, and the whole gradient of a step of one; momentum goes on."""
     import torch
 
-    from dmltrain.backends.torch.distributed import distribute
     from dmltrain.backends.torch.server_optimizer import SliceOptimizer
+    from tests.connected import connected
 
     staleness = np.inf if first == "dist_async" else 0.0
     found = Asking(logged, [], kind=first, staleness=staleness, servers=1, make_step=SliceOptimizer)
@@ -156,7 +156,7 @@ def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(logged, fi
         with torch.no_grad():
             model.weight.zero_()
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = distribute(model, inner, store, update_on_kvstore=True)
+        optimizer = connected(model, inner, store, update_on_kvstore=True)
         steps = {"dist_sync": 0, "dist_async": 0}
         store.barrier()  # who does not follow yet refuses
         while steps[then] < MORE:

@@ -114,8 +114,8 @@ def fail(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif what == "leave":
-        os.kill(os.getpid(), signal.SIGTERM)
+    elif what in ("leave", "notice"):
+        os.kill(os.getpid(), signal.SIGTERM if what == "leave" else signal.SIGUSR1)
     elif what == "scheduler":
         kill_scheduler()
     elif what == "own":

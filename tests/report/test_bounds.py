@@ -75,7 +75,7 @@ def test_a_record_that_begins_with_a_block_is_read_once(name: str) -> None:
     assert len(found[0].epochs[7]["seconds"]) == 1
 
 
-HOSTILE = {  # 1 MB of each is read
+HOSTILE = {  # a quarter of a MB of each is read
     **{"headers": b"Epoch[1] " * 250_000, "batch headers": b"Epoch[1] Batch" * 150_000},
     "names": b"Epoch[1] " + b"a" * 2_000_000,
     "headers and names": b"Epoch[1] abc-" * 150_000,
@@ -92,12 +92,11 @@ HOSTILE = {  # 1 MB of each is read
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("end", [b"", pytest.param(b"\n", marks=pytest.mark.thorough)])
-def test_time_does_not_grow_with_the_square_of_the_size(name: str, end: bytes) -> None:
-    """Quadratic time would be many minutes; each case takes less than a second."""
+def test_time_does_not_grow_with_the_square_of_the_size(name: str) -> None:
+    """Quadratic time would be minutes; each case takes less than a second."""
     before = time.process_time()
-    found, fault = reading.scan(io.BytesIO(HOSTILE[name][:MIB] + end))
-    assert time.process_time() - before < 60.0
+    found, fault = reading.scan(io.BytesIO(HOSTILE[name][: MIB // 4]))
+    assert time.process_time() - before < 10.0
     assert bool(found) != bool(fault)
 
 

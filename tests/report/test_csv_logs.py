@@ -142,47 +142,6 @@ def test_columns_of_a_block_are_those_of_its_rows_one_by_one(monkeypatch: pytest
     assert any(split) and not all(split), "both ways were taken"
 
 
-HEADERS = {  # of a second run: the same, another order, more and fewer columns
-    **{"same": "epoch,acc,loss,val_acc", "other order": "loss,val_acc,epoch,acc"},
-    **{"wider": "epoch,acc,lr,loss,val_acc", "narrower": "epoch,acc,loss", "other names": "Epoch,my own,loss"},
-}
-
-
-def table_of(header: str, epochs: range, scale: float) -> tuple[str, dict[int, dict[str, float]]]:
-    """A CSV, and its table: epoch -> name -> value."""
-    names = [name for name in header.split(",") if name.lower() != "epoch"]
-    table = {epoch: {name: (place + 1) * scale + epoch / 64 for place, name in enumerate(names)} for epoch in epochs}
-    cells = (
-        [str(epoch if name.lower() == "epoch" else table[epoch][name]) for name in header.split(",")]
-        for epoch in epochs
-    )
-    return "".join(f"{','.join(line)}\n" for line in (header.split(","), *cells)), table
-
-
-KEY_OF = {"acc": "train_accuracy", "loss": "train_loss", "val_acc": "validation_accuracy", "lr": "learning_rate"}
-KEY_OF["my own"] = "train_my_own"
-
-
-def as_read(table: dict) -> dict:
-    return {epoch: {KEY_OF[name]: [value] for name, value in row.items()} for epoch, row in table.items()}
-
-
-@pytest.mark.parametrize("name", HEADERS)
-@pytest.mark.parametrize("size", [7, 1 << 20])
-def test_a_second_header_is_that_of_the_rows_below_it(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
-    monkeypatch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
-    first, rows_of_first = table_of(HEADERS["same"], range(3), 0.25)
-    second, rows_of_second = table_of(HEADERS[name], range(2), 0.5)
-    found, _ = reading.scan(io.BytesIO((first + second).encode()))
-    read = [
-        {epoch: {key: list(cell) for key, cell in row.items()} for epoch, row in run.epochs.items()} for run in found
-    ]
-    assert read == [as_read(rows_of_first), as_read(rows_of_second)] and not found[0].notes
-    going_on, rows_of_rest = table_of(HEADERS[name], range(3, 5), 0.5)
-    (run,), _ = reading.scan(io.BytesIO((first + going_on).encode()))
-    assert list(run.epochs) == [0, 1, 2, 3, 4] and list(run.epochs[4]["train_loss"]) == [rows_of_rest[4]["loss"]]
-
-
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_rows_that_fit_no_header_are_reported_by_line(separator: str, end: str) -> None:
@@ -192,53 +151,6 @@ def test_rows_that_fit_no_header_are_reported_by_line(separator: str, end: str) 
     assert run.notes == (
         "rows with more or fewer cells than their header are left out: lines 4, 6, 7, 8, 9 and 2 more",
     )
-
-
-AFTER = {  # rows after the last epoch, and what they leave in it
-    "test": ({"test_acc": 0.6}, {"test_accuracy": 0.6}),
-    "test with lr and time": ({"test_acc": 0.6, "lr": 0.1, "epoch_time": 3, "gpu_mem": 9}, {"test_accuracy": 0.6}),
-    "validation": ({"val_acc": 0.9, "val_loss": 0.3}, {}),
-    "validation with lr": ({"val_acc": 0.9, "lr": 0.1}, {}),
-    "nothing but lr": ({"lr": 0.1}, {}),
-}
-
-
-BESIDE = [  # without training values and steps it may be a log of validation, or a second start
-    (name, with_step, trains, epoch)
-    for name in AFTER
-    for with_step in (True, False)
-    for trains in (True, False)
-    for epoch in ("next", "first")
-    if (trains or with_step or "validation" not in name) and (epoch == "next" or (trains and with_step))
-]
-
-
-@pytest.mark.parametrize(("name", "with_step", "trains", "epoch"), BESIDE)
-def test_rows_of_a_test_or_validation_are_no_epochs(
-    rows: Callable, name: str, with_step: bool, trains: bool, epoch: str
-) -> None:
-    after, kept = AFTER[name]
-    lines = [
-        {
-            "epoch": k,
-            "step": 80 * k + 79,
-            "train_loss": 1.5 - k / 4 if trains else "",
-            "val_acc": 0.5 + k / 8,
-            "lr": 0.1,
-        }
-        for k in range(3)
-    ]
-    number, step = (3, 240) if epoch == "next" else (0, 0)
-    lines.append({"epoch": number, "step": step, **after})
-    columns = list(dict.fromkeys(column for line in lines for column in line if with_step or column != "step"))
-    text = "".join(
-        f"{','.join(str(line.get(column, '')) for column in columns)}\n"
-        for line in ({column: column for column in columns}, *lines)
-    )
-    read = rows(text)
-    assert [row["validation_accuracy"] for row in read.values()] == [0.5, 0.625, 0.75]
-    assert [row["train_loss"] for row in read.values() if trains] == [1.5, 1.25, 1.0][: 3 * trains]
-    assert read[2].get("test_accuracy") == (kept.get("test_accuracy") if epoch == "next" else None)
 
 
 SUMMED = {  # a column `time`, and the seconds of each epoch
@@ -261,19 +173,6 @@ def test_a_cumulative_time_is_not_an_epochs(name: str) -> None:
     assert list(run.elapsed.values()) == (
         times if summed else [time - times[0] for time in times] if "clock" in name else []
     )
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_second_start_in_a_file_of_tensorboard_is_a_run_of_its_own(tmp_path: Path, count: int) -> None:
-    attempts = [{step: attempt + step / 64 for step in range(4 - attempt)} for attempt in range(count)]
-    lines = (
-        f"{1.7e9 + 1000 * k + step},{step},{value}\n" for k, one in enumerate(attempts) for step, value in one.items()
-    )
-    (tmp_path / "run-train-tag-epoch_loss.csv").write_text("Wall time,Step,Value\n" + "".join(lines))
-    runs = reading.read(str(tmp_path / "run-train-tag-epoch_loss.csv"))
-    read = [{step: values["train_loss"][0] for step, values in run.epochs.items()} for run in runs]
-    assert read == attempts
-    assert all(run.epochs[1]["seconds"][0] == 1 for run in runs)
 
 
 TENSORBOARD = "Wall time,Step,Value\n1700000000.5,0,0.46\n1700000010.75,1,0.55\n1700000031.0,3,0.625\n"

@@ -320,23 +320,11 @@ def test_in_a_terminal(program: Callable, job: Job) -> None:
 def test_a_real_job(program: Callable, tmp_path: Path) -> None:
     """The table of a job, followed from before its first epoch, is the one that the launcher prints at its end."""
     folder = tmp_path / "job"
-    launch = [
-        sys.executable,
-        "-m",
-        "dmltrain_launch.cli",
-        "--launcher",
-        "local",
-        "-n",
-        "2",
-        "-s",
-        "1",
-        "--log-dir",
-        str(folder),
-    ]
-    train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "dist_sync", "--num-epochs", "4"]
+    launch = f"-m dmltrain_launch.cli --launcher local -n 1 -s 0 --log-dir {folder}"
+    train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "local", "--num-epochs", "2"]
     environment = {**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([*launch, *train], env=environment, **output) as launcher:
+    with subprocess.Popen([sys.executable, *launch.split(), *train], env=environment, **output) as launcher:
         printed = ""
         while not (folder / "job.json").exists():
             line = launcher.stdout.readline()
@@ -348,4 +336,4 @@ def test_a_real_job(program: Callable, tmp_path: Path) -> None:
     shown, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
     rows = [line for line in printed.splitlines() if line.startswith("|")]
-    assert shown.splitlines() == rows and len(rows) == 6
+    assert shown.splitlines() == rows and len(rows) == 4

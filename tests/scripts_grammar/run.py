@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from dmltrain.backends.torch.distributed import distribute
+from tests.connected import connected
 from tests.scripts_grammar.drawing import Piece, Program
 from tests.scripts_grammar.idioms import EXTRAS, STYLES
 from tests.scripts_grammar.judging import DistributeOn, Verdict, judge, smallest, valid
@@ -30,7 +30,7 @@ class Summary:
     def __init__(
         self,
         seeds: Iterable[int],
-        distribute_on: DistributeOn = distribute,
+        distribute_on: DistributeOn = connected,
         without: Iterable[str] = (),
         elastic: bool = False,
     ) -> None:
@@ -92,7 +92,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.listing:
-        print(judge(listed(given.listing), distribute, elastic=given.elastic))
+        print(judge(listed(given.listing), connected, elastic=given.elastic))
         return
     summary = Summary(range(*given.seeds), without=given.without, elastic=given.elastic)
     print(summary.text(), flush=True)

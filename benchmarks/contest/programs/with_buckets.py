@@ -22,7 +22,7 @@ class Buckets:
         model = torch.nn.ParameterList([torch.zeros(shape) for shape in shapes])
         self.buckets = make_buckets(model, torch.optim.SGD(model.parameters(), lr=0.1), "bucket")
         names = [bucket.name for bucket in self.buckets]
-        self.kv.init(names, [bucket.host_weights() for bucket in self.buckets], mean=True)
+        self.kv.init(names, [bucket.weights.on_host() for bucket in self.buckets], mean=True)
         for bucket, memory in zip(self.buckets, self.kv.buffers(names), strict=True):
             bucket.lay_out(memory)
         self.gradients = [view.numpy() for bucket in self.buckets for view in bucket.views]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmltrain.backends.backend import Settings, batches_of_a_step
+from dmltrain.backends.backend import Settings, batches_of_a_step, samples_of_a_step
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.base import KVStore
 
 
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
-    """The parameters of gradient compression. As in MXNet's programs, --gc-threshold applies to the sum over a step's
-    samples; gradients are means over them, so the threshold is divided, too."""
+    """The parameters of gradient compression. Gradients are means over samples_of_a_step, so --gc-threshold is divided,
+    too."""
     parameter = next((row.parameter for row in codec.TABLE if row.name == settings.gc_type), None)
     value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:
         return {"type": settings.gc_type}
-    samples = settings.batch_size * (store.num_workers if store.kvstore_type.steps_together else 1)
-    return {"type": settings.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
+    divisor = samples_of_a_step(settings, store) if parameter.of_gradients else 1
+    return {"type": settings.gc_type, parameter.name: value / divisor}
 
 
 def factor_rows(settings: Settings, store: KVStore) -> int:

@@ -10,6 +10,7 @@ Words are computed for each batch: those of an epoch of 14 million samples would
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -145,7 +146,7 @@ class Epoch:
     def samples_at(self, positions: Array) -> Array:
         """The samples at these positions, in any order; int64, like `positions`."""
         samples = np.empty(len(positions), np.int64)
-        for done, order in self._orders():
+        for done, order in self._kept_orders:
             inside = np.flatnonzero((positions >= done) & (positions < done + len(order)))
             samples[inside] = order[positions[inside] - done]
         return samples
@@ -166,6 +167,12 @@ class Epoch:
         steps = np.diff(positions)
         runs = np.split(positions, np.flatnonzero((steps < 0) | (steps > NEAR)) + 1)
         return np.concatenate([self.words(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs])
+
+    @functools.cached_property
+    def _kept_orders(self) -> list[tuple[int, Array]]:
+        """Members of an elastic job ask at each stop and in each view. In uint32, half of the memory, where it fits."""
+        small = self.shared.num_examples <= np.iinfo(np.uint32).max
+        return [(done, order.astype(np.uint32) if small else order) for done, order in self._orders()]
 
     def _orders(self) -> Iterator[tuple[int, Array]]:
         """For each pass in turn: how many positions of the epoch are before it, and its samples in this epoch."""

@@ -35,37 +35,6 @@ def one_element_through_numpy(run: Run) -> None:
 
 
 @case(races=True)
-def all_elements_of_large_gradients_through_data(run: Run) -> None:
-    def clipped(model: nn.Module, step: int) -> None:
-        for parameter in model.parameters():
-            parameter.grad.data.clamp_(-1e-3, 1e-3)
-
-    changed(run, clipped, hidden=100_000)
-
-
-@case(races=True)
-def fused_operations(run: Run) -> None:
-    def limited(model: nn.Module, step: int) -> None:
-        gradients = [parameter.grad.data for parameter in model.parameters()]
-        torch._foreach_clamp_max_(gradients, 0.05)
-        torch._foreach_mul_(gradients, 0.5)
-
-    changed(run, limited)
-
-
-@case(races=True)
-def a_flat_gradient_of_length_one(run: Run) -> None:
-    """Gradients get other memory under the same tensors."""
-
-    def normalised(model: nn.Module, step: int) -> None:
-        flat = nn.utils.parameters_to_vector([parameter.grad for parameter in model.parameters()])
-        run.note(flat.norm())
-        nn.utils.vector_to_parameters(flat / flat.norm(), [parameter.grad for parameter in model.parameters()])
-
-    changed(run, normalised)
-
-
-@case(races=True)
 def gradients_that_the_script_keeps(run: Run) -> None:
     """They stay the same tensors, and the script changes them through its own list."""
     model = mlp(run)
@@ -78,65 +47,6 @@ def gradients_that_the_script_keeps(run: Run) -> None:
             gradient[gradient.abs() < 0.02] = 0.0
         optimizer.step()
         run.note(model, *kept)
-
-
-@case(races=True)
-def tasks_whose_gradients_are_projected(run: Run) -> None:
-    """PCGrad: of two losses' gradients the parts that are against each other are left out."""
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.Adam(model.parameters(), lr=0.01))
-    for step in range(STEPS):
-        found = []
-        for task in (2 * step, 2 * step + 1):
-            optimizer.zero_grad()
-            run.backward(loss_of(run, model, task))
-            found.append([parameter.grad for parameter in model.parameters()])
-        for parameter, one, other in zip(model.parameters(), *found, strict=True):
-            against = (one * other).sum().clamp(max=0.0) / other.square().sum()
-            parameter.grad = one - against * other + other
-        optimizer.step()
-        run.note(model)
-
-
-@case(races=True)
-def adaptive_clipping_by_rows(run: Run) -> None:
-    """A row's gradient is limited by its weights."""
-
-    def clipped(model: nn.Module, step: int) -> None:
-        for parameter in model.parameters():
-            rows, gradients = (each.detach().reshape(len(each), -1) for each in (parameter, parameter.grad))
-            most = 0.1 * rows.norm(dim=1, keepdim=True).clamp_min(1e-3)
-            gradients.mul_((most / gradients.norm(dim=1, keepdim=True).clamp_min(1e-6)).clamp(max=1.0))
-
-    changed(run, clipped)
-
-
-@case(races=True)
-def a_buffer_of_gradients_in_place_of_parameters_own(run: Run) -> None:
-    """Gradients are collected in a script's own tensors, which become `grad` before the step."""
-    model = mlp(run)
-    optimizer = run.distribute(model, sgd(model))
-    collected = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        run.backward(loss_of(run, model, step))
-        for own, parameter in zip(collected, model.parameters(), strict=True):
-            own.mul_(0.5).add_(parameter.grad)
-            parameter.grad = own
-        optimizer.step()
-        run.note(model)
-        for parameter in model.parameters():
-            parameter.grad = None
-
-
-@case(races=True)
-def a_penalty_that_is_added_by_hand(run: Run) -> None:
-    def shrunk(model: nn.Module, step: int) -> None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.grad += 0.05 * parameter.sign()
-
-    changed(run, shrunk)
 
 
 # -- where steps are early, what can be noticed is refused -------------------------------------------------------------

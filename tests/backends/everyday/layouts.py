@@ -52,17 +52,6 @@ def one_worker_with_another_memory_format(run: Run) -> None:
     only_distributed(run, model)
 
 
-@case()
-def a_memory_format_that_changes_during_training(run: Run) -> None:
-    model = started(run, Volumes())
-
-    def change(step: int) -> None:
-        if step in (1, 3):
-            model.to(memory_format=torch.channels_last_3d if step == 1 else torch.contiguous_format)
-
-    trained(run, model, change)
-
-
 @case(refused="parameter .* was .* with strides .* at distribute, and is ")
 def a_memory_format_that_changes_with_early_steps(run: Run) -> None:
     model = started(run, Volumes())
@@ -100,19 +89,6 @@ def weights_that_are_views(run: Run) -> None:
     model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
     model[3].weight = nn.Parameter(torch.zeros(1, 2 * HIDDEN, dtype=torch.float64)[:, ::2])
     trained(run, started(run, model, 4))
-
-
-@case()
-def replaced_data(run: Run) -> None:
-    """The memory of a parameter is another one from the second step on."""
-    model = mlp(run)
-
-    def change(step: int) -> None:
-        if step:
-            before = model[0].weight.data
-            model[0].weight.data = before.t().contiguous().t() if step % 2 else before.clone()
-
-    trained(run, model, change)
 
 
 class Buffered(nn.Module):
@@ -178,18 +154,6 @@ def a_bfloat16_layer_among_others(run: Run) -> None:
         run.backward(whole_numbers(run, model["coarse"], model["fine"], step=step))
         optimizer.step()
         run.note(model["coarse"], model["fine"])
-
-
-@case()
-def types_that_change_during_training(run: Run) -> None:
-    model = nn.ParameterDict({"one": torch.zeros(6), "other": torch.zeros(6)})
-    optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    for step, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float32)):
-        model.to(dtype)
-        optimizer.zero_grad()
-        run.backward(whole_numbers(run, model["one"], model["other"], step=step))
-        optimizer.step()
-        run.note(model["one"], model["other"])
 
 
 def normed(run: Run, **options: object) -> None:

@@ -102,51 +102,6 @@ def lbfgs_with_a_line_search(run: Run) -> None:
 
 
 @case()
-def a_penalty_on_gradients_of_inputs(run: Run) -> None:
-    """As in WGAN-GP: backward goes through gradients."""
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.Adam(model.parameters(), lr=0.02))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        x = run.part(batch(step)).requires_grad_()
-        (slopes,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        run.backward((slopes.norm(dim=1) - 1).square().mean() + loss_of(run, model, step))
-        optimizer.step()
-        run.note(model)
-
-
-@case()
-def a_graph_of_the_gradients(run: Run) -> None:
-    """The trace of the Hessian, of this worker's part, for a report; then the step on the gradients."""
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        run.backward(loss_of(run, model, step), create_graph=True)
-        optimizer.step()
-        for parameter in model.parameters():
-            parameter.grad = None  # else the graph stays
-        run.note(model)
-
-
-@case()
-def a_teacher_that_is_a_copy(run: Run) -> None:
-    """Mean teacher: a deep copy follows the model's weights, and the model its outputs."""
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    teacher = copy.deepcopy(model).requires_grad_(False)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        x = run.part(batch(step))
-        run.backward(mse_loss(model(x), teacher(x + 0.1)) + loss_of(run, model, step))
-        optimizer.step()
-        with torch.no_grad():
-            for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
-                slow.lerp_(fast, 0.2)
-        run.note(model, teacher)
-
-
-@case()
 def copies_that_each_worker_trains_for_itself(run: Run) -> None:
     """Reptile: a copy makes steps on the worker's own samples, and where it comes to is the model's direction."""
     model = mlp(run)
@@ -167,24 +122,6 @@ def copies_that_each_worker_trains_for_itself(run: Run) -> None:
             parameter.grad = direction
         optimizer.step()
         run.note(model)
-
-
-@case()
-def gradients_by_functions(run: Run) -> None:
-    """torch.func.grad gives them, and no backward runs."""
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.AdamW(model.parameters(), lr=0.02))
-    for step in range(STEPS):
-
-        def loss(weights: dict[str, torch.Tensor], step: int = step) -> torch.Tensor:
-            return loss_of(run, lambda x: torch.func.functional_call(model, weights, (x,)), step)
-
-        found = torch.func.grad(loss)({name: each.detach() for name, each in model.named_parameters()})
-        for name, parameter in model.named_parameters():
-            parameter.grad = found[name]
-        optimizer.step()
-        run.note(model)
-        optimizer.zero_grad()
 
 
 @case()
@@ -273,11 +210,6 @@ def saved_whole(run: Run, **options: object) -> None:
 
 
 @case()
-def files_of_the_whole_model(run: Run) -> None:
-    saved_whole(run)
-
-
-@case()
 def files_of_the_whole_model_with_deferred_steps(run: Run) -> None:
     saved_whole(run, defer=True)
 
@@ -287,28 +219,7 @@ def files_of_the_whole_model_with_the_optimizer_on_servers(run: Run) -> None:
     saved_whole(run)
 
 
-@case()
-def backward_for_some_inputs(run: Run) -> None:
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        run.backward(loss_of(run, model, step), inputs=list(model[3 if step % 2 else 0].parameters()))
-        optimizer.step()
-        run.note(model, *[parameter.grad is None for parameter in model.parameters()])
-
-
 # -- what is refused at distribute -------------------------------------------------------------------------------------
-
-
-@case(refused="weight has no shape yet: run the model once")
-def lazy_layers(run: Run) -> None:
-    only_distributed(run, nn.LazyLinear(HIDDEN))
-
-
-@case(refused="parameter spectrum is torch.complex.*torch.view_as_complex")
-def complex_parameters(run: Run) -> None:
-    only_distributed(run, nn.ParameterDict({"spectrum": nn.Parameter(torch.zeros(3, dtype=torch.complex128))}))
 
 
 @case(refused="weight is .*on device meta.*give the model a device before dmltrain.distribute")

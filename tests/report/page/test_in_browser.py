@@ -131,18 +131,19 @@ def test_the_pointer_reads_all_runs_and_bars_off_a_chart(seen, two):
     assert shown.startswith("worker worker-1") and "straggler" in shown and "together" in shown
 
 
-def test_a_click_on_a_run_hides_it_everywhere(opened):
-    opened.click("[data-toggle='0']")
-    assert opened.value("document.querySelector('[data-toggle=\"0\"]').getAttribute('aria-pressed')") == "false"
-    assert set(curves(opened, "accuracy-by-epoch")) == {"run-1 validation", "run-1 train"}
-    assert set(curves(opened, "staleness")) == {"run-1"}
-    assert opened.value("getComputedStyle(document.getElementById('parts-by-worker-0')).display") == "none"
-    assert "run-0" not in move_to(opened, "accuracy-by-epoch", 0.5)
-    opened.click("#show-all")
-    assert "run-0 train" in curves(opened, "accuracy-by-epoch")
-    opened.value("document.querySelector('[data-toggle=\"1\"]').focus()")
-    opened.key("Enter", "\r")
-    assert set(curves(opened, "accuracy-by-epoch")) == {"run-0 validation", "run-0 train"}
+def test_a_click_on_a_run_hides_it_everywhere(seen):
+    seen.click("[data-toggle='0']")
+    assert seen.value("document.querySelector('[data-toggle=\"0\"]').getAttribute('aria-pressed')") == "false"
+    assert set(curves(seen, "accuracy-by-epoch")) == {"run-1 validation", "run-1 train"}
+    assert set(curves(seen, "staleness")) == {"run-1"}
+    assert seen.value("getComputedStyle(document.getElementById('parts-by-worker-0')).display") == "none"
+    assert "run-0" not in move_to(seen, "accuracy-by-epoch", 0.5)
+    seen.click("#show-all")
+    assert "run-0 train" in curves(seen, "accuracy-by-epoch")
+    seen.value("document.querySelector('[data-toggle=\"1\"]').focus()")
+    seen.key("Enter", "\r")
+    assert set(curves(seen, "accuracy-by-epoch")) == {"run-0 validation", "run-0 train"}
+    seen.click("#show-all")
 
 
 COLUMN = "[...document.querySelectorAll('#summary tbody tr')].map(r => r.cells[0].textContent)"

@@ -10,7 +10,11 @@ NAMES = {"accuracy": "accuracy", "loss3/top-5": "loss3_top_5", "loss": "loss", "
 
 def number(random: Random) -> tuple[str, float]:
     value = draw(random)
-    return (random.choice(("nan", "-nan", "-1.#IND", "1.#QNAN")), value) if value != value else (f"{value:g}", value)
+    return (
+        (random.choice(("nan", "-nan", "-nan(ind)", "-1.#IND", "1.#QNAN")), value)
+        if value != value
+        else (f"{value:g}", value)
+    )
 
 
 def shown(value: tuple[str, float]) -> float:
@@ -137,7 +141,7 @@ def pmls(random: Random) -> Program:
 
 def tables(random: Random) -> Program:
     """NAME.netoutputs, which the program writes anew at each start: a table for the training net and for each other."""
-    unit = random.choice((1, 20, 100_000))
+    unit = random.choice((1, 20, 1_000_000))
     trained = random.random() < 0.8
     train = _table(random, range(0, 5 * unit, unit), random.random() < 0.5, True) if trained else ([], {})
     has_tests = not trained or random.random() < 0.8

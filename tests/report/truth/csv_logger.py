@@ -13,7 +13,7 @@ def number(random: Random) -> tuple[str, float]:
 
 
 def keras(random: Random) -> Program:
-    """Sorted columns; `append=True` goes on without a header, or a user joined files."""
+    """Sorted columns; `append=True` goes on without a header, or a user joined files, whose columns may be others."""
     separator, quoted = random.choice(",,,;\t"), random.random() < 0.1
     name = random.choice(list(NAMES))
     columns = {"loss": "train_loss", name: f"train_{NAMES[name]}"}
@@ -26,11 +26,20 @@ def keras(random: Random) -> Program:
     seconds, start = random.uniform(1, 900), float(random.randint(10**9, 17 * 10**8)) if timed == "timestamp" else 0.0
     clock = {"": start}
     names += ["time"] if timed else []
-    header = separator.join(f'"{name}"' if quoted else name for name in ("epoch", *names))
+
+    def headed() -> str:
+        return separator.join(f'"{name}"' if quoted else name for name in ("epoch", *names))
+
+    def begin() -> None:
+        if again and clock.pop("began", None):
+            some = random.sample(names, random.randint(0, len(names)))
+            names[:] = dict.fromkeys([*some, "loss", *["time"] * bool(timed)])
+            again[:] = [headed()]
+        clock.update({"": start, "began": 1.0})
 
     def epoch(number_: int) -> list[Print]:
         drawn = {name: number(random) for name in columns}
-        values = {columns[name]: value for name, (_, value) in drawn.items()}
+        values = {columns[name]: value for name, (_, value) in drawn.items() if name in names}
         if timed:
             own = round(seconds * random.uniform(0.95, 1.05), 2)
             clock[""] += own
@@ -38,11 +47,11 @@ def keras(random: Random) -> Program:
             values |= {"seconds": own} if timed != "timestamp" or number_ else {}
         return [Print(separator.join([str(number_), *(drawn[name][0] for name in names)]), values)]
 
-    again = random.choice(([], [header]))
+    again = random.choice(([], [headed()]))
     once = timed == "timestamp"
     return Program(
-        **{"epoch": epoch, "opening": [header], "is_text": False, "name": "x.csv", "again": again},
-        **{"again_and_again": not once, "resumes": timed != "elapsed", "begin": lambda: clock.update({"": start})},
+        **{"epoch": epoch, "opening": [headed()], "is_text": False, "name": "x.csv", "again": again},
+        **{"again_and_again": not once, "resumes": timed != "elapsed", "begin": begin},
     )
 
 

@@ -84,9 +84,10 @@ class Bar:
         return f" - {seconds}s{metrics}"
 
     def bars(self, steps: int, of_epoch: bool) -> list[Print]:
-        """All drawings of an epoch, or of an evaluation."""
+        """All drawings of an epoch, or of an evaluation, or of `predict`, which has no metrics."""
         seconds = self.random.choice((0, 1, 7, 59, 60, 3700))
         metrics, values = self.metrics(of_epoch)
+        metrics = "" if not of_epoch and self.version != "2015" and self.random.random() < 0.3 else metrics
         values = values | {"seconds": float(seconds)} if of_epoch else {}
         if self.verbose == 2:
             return [Print(self.once(steps, seconds, metrics), values)]
@@ -108,6 +109,8 @@ class Bar:
     def epoch(self, number: int) -> list[Print]:
         old = self.version.startswith("2015")
         prints = [Print(f"Epoch {number}" + ("" if old else f"/{self.total}")), *self.bars(self.steps, True)]
+        if self.random.random() < 0.1 and not old and self.verbose == 1:  # of a callback
+            prints += self.bars(self.random.choice((self.steps, self.steps // 4 + 2)), False)
         if self.random.random() < 0.1 and not old:
             prints.append(Print(f"Epoch {number:05}: val_loss improved from inf to 0.8, saving model to w.h5"))
         if self.random.random() < 0.05 and not old:

@@ -13,7 +13,7 @@ def program(random: Random) -> Program:
     form = random.choice(("train_{}", "train/{}"))
     kind = random.choice(("both", "epoch", "step"))  # on_step, on_epoch of self.log
     rates, validates = random.random() < 0.3, random.random() < 0.8
-    after = random.choice(("", "", "test", "validate" if validates else ""))
+    after = random.choice(("", "", "test", "validate" if validates else "", "rate" if rates else ""))
     steps = random.choice((3, 391))
     kinds = {"both": ("_step", "_epoch"), "epoch": ("",), "step": ("",)}[kind]
     keys = {form.format(name) + end: f"train_{NAMES[name]}" for name in names for end in kinds}
@@ -49,11 +49,15 @@ def program(random: Random) -> Program:
         return prints
 
     def closing(end: int, rows: dict[int, Values]) -> list[str]:
-        """`trainer.test` is the last epoch's, `trainer.validate` no epoch's."""
+        """`trainer.test` is the last epoch's, `trainer.validate` no epoch's, nor is what begins with step 0."""
         if not after:
             return []
-        row = line(of("test" if after == "test" else "val"), end, end * steps, after == "test")
-        rows[end - 1] |= {key: value for key, value in row.values.items() if key != "step"}
+        columns = {"test": of("test"), "validate": of("val"), "rate": ["lr-SGD"]}[after]
+        columns = [*dict.fromkeys([*columns, *["lr-SGD"] * (rates and random.random() < 0.5)])]
+        if random.random() < 0.3 and after != "rate" and header[-1] != "step":
+            return [line(columns, 0, 0, False).text]
+        row = line(columns, end, end * steps, after == "test")
+        rows[end - 1] |= {key: value for key, value in row.values.items() if key.startswith("test_")}
         return [row.text]
 
     return Program(epoch, [",".join(header)], closing, is_text=False, name="metrics.csv", again=[",".join(header)])

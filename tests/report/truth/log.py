@@ -12,7 +12,8 @@ Stamp = Callable[[float], str]
 MARKS = (  # of a worker, before each of its lines: mpirun, srun -l, mpiexec, pdsh, torchrun, dmltrain, containers
     *("[1,{}]<stdout>:", "[1,{}]<stderr>:", "[prterun-host-1@1,{}]<stdout>: ", "{}: ", "[{}] ", "node0{}: "),
     *("rank{}: ", "[rank{}]: ", "[default{}]:", "[worker-{}] ", "trainer-{}  | ", "[pod/job-worker-{}/main] "),
-    *("job-worker-{} main ", "job-worker-{} {when}"),
+    *("job-worker-{} main ", "job-worker-{} {when}", "job-x7f{}-q9 main ", "ps_worker_{} | ", " {}: ", "[{}]<stdout>:"),
+    *("[prterun-h-1@1,{}][h1:77]<stdout>: ", "Rank[{}] ", "Node[{}]: "),
 )
 
 

@@ -10,6 +10,7 @@ from random import Random
 from dmltrain.logs import record
 from tests.report.truth.known import METRICS, Print, Program, Values, draw, some
 
+_USED = re.compile(r"([\w-]+)=([\d.]+)")
 _FIELD = re.compile(r"\{(\w*):(\w+)\}")
 
 
@@ -234,6 +235,11 @@ def dmltrain(random: Random) -> Program:
         prints = [Print(record.batch(number, 10, random.uniform(1, 9000), batch), batch=(10, known))]
         facts = {f"Train-{name}": (f"train_{key}", random.uniform(0.01, 5)) for name, key in names.items()}
         facts |= {"Time cost": ("seconds", random.uniform(1, 900)), "Speed": ("speed", random.uniform(1, 9000))}
+        facts |= {
+            "Memory": ("memory", random.uniform(1, 9000)),
+            "Device-Memory": ("device_memory", random.uniform(1, 9)),
+        }
+        facts |= {"Received": ("received", random.randrange(10**12))}
         facts |= {"Sent": ("sent", random.randrange(10**12)), "Staleness": ("staleness", float(random.randint(0, 9)))}
         facts |= {"Learning-rate": ("learning_rate", 10 ** random.uniform(-7, 0))}
         facts |= {f"Validation-{name}": (f"validation_{key}", random.uniform(0.01, 5)) for name, key in names.items()}
@@ -242,7 +248,9 @@ def dmltrain(random: Random) -> Program:
             prints.append(Print(line, {key: float(line.partition("=")[2])}, timed=True))
         spent = {name: round(random.uniform(0, 9), 3) for name in record.COMMUNICATION}
         keys = {name.replace("-", "_"): value for name, value in spent.items()}
-        return [*prints, Print(record.communication(number, spent), keys, timed=True)]
+        used = record.usage(number, {name: random.uniform(0, 9000) for name in record.USAGE})
+        shown = {f"usage_{each[1].replace('-', '_')}": float(each[2]) for each in _USED.finditer(used)}
+        return [*prints, Print(record.communication(number, spent), keys, timed=True), Print(used, shown, timed=True)]
 
     opening, noise = ["Training epochs 0 to 9, 391 batches each"], ("Step[700] Validation-accuracy=0.512000",)
     return Program(epoch, opening, tag="Node[{}] ", noise=noise, elapsed=True)

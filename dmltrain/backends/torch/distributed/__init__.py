@@ -18,8 +18,7 @@ Gradients are in flat buckets of about 1 MiB, in forward order (buckets.py). Eac
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import torch
 
@@ -35,76 +34,16 @@ from dmltrain.base import malloc_tuning
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.choices import ExchangeChoices
-from dmltrain.kvstore.local_steps import LocalSteps
 
-__all__ = ["DistributedOptimizer", "distribute"]
-
-
-def distribute(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    store: KVStore,
-    *,
-    average: bool = True,
-    overlap: bool = True,
-    update_on_kvstore: bool = False,
-    defer: bool = False,
-    step_early: bool = False,
-    broadcast_buffers: bool = False,
-    factors: int = 0,
-    factored: Collection[str] | None = None,
-    averaging: LocalSteps | None = None,
-) -> DistributedOptimizer:
-    """Connect `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
-
-    average: use the mean of the workers' gradients, else their sum (dist_sync). update_on_kvstore: run dist_sync's
-    optimizer on the servers. Raises UserError for models that differ between workers, weights that cannot be sent, or
-    an optimizer that servers do not have.
-
-    step_early: send gradients during backward, and step each bucket when its sum has arrived. `parameter.grad` is the
-    worker's own gradient after backward() (undefined where factors are sent), the sum or mean after
-    `reduce_gradients()`, and undefined after `step()`; nothing may change it between. overlap: without it gradients are
-    sent by `push_gradients` in place of backward.
-
-    broadcast_buffers: give all workers worker 0's buffers in each step (dist_sync).
-
-    defer (implies step_early): `step()` returns at once, and the next forward waits for each bucket just before it
-    first reads it. The results are bit-identical. `model(x)`, `model.state_dict()` and this optimizer's methods see
-    finished weights. Code that reads weights in other ways (`model.parameters()`, a call of a submodule) must call
-    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has
-    no effect.
-
-    factors (implies step_early): let dense layers send sufficient factors where that is faster (dist_sync, optimizer on
-    the workers), for at most so many rows (samples, times positions) of a worker's step. `optimizer.choices` says which
-    layers do, and why; weights then equal those without factors up to rounding. factored: the names of their weights,
-    instead of a choice.
-
-    averaging: for dist_local, when and how weights are averaged (default: the type's). The steps between are the
-    optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore, step_early and defer have no
-    effect.
-    """
-    steps, rate, momentum = astuple(averaging) if averaging else (None, None, None)
-    choices = ExchangeChoices(
-        store.type,
-        local_steps=steps,
-        outer_lr=rate,
-        outer_momentum=momentum,
-        update_on_kvstore=update_on_kvstore,
-        factors=factors,
-        defer=defer,
-        step_early=step_early,
-        broadcast_buffers=broadcast_buffers,
-        average=average,
-        overlap=overlap,
-        factored=factored,
-    )
-    return connect(model, optimizer, store, choices)
+__all__ = ["DistributedOptimizer", "connect"]
 
 
 def connect(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, choices: ExchangeChoices
 ) -> DistributedOptimizer:
-    """`distribute` with these choices; `update_on_kvstore` is that of the job."""
+    """Connect `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
+    `choices.update_on_kvstore` is that of the job. Raises UserError for models that differ between workers, weights
+    that cannot be sent, or an optimizer that servers do not have."""
     malloc_tuning.keep_freed_memory()
     while isinstance(optimizer, DistributedOptimizer):
         optimizer = optimizer.inner

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket
+from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket, with_gradients
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
@@ -50,12 +50,12 @@ class FactoredBucket(Bucket):
     def prepare(self, store: KVStore) -> None:
         """Declare the factors, take worker 0's weights, and make memory for the gradient."""
         store.init_gathered(self.keys, self.sizes)
-        weights = self.host_weights()
+        weights = self.weights.on_host()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
-        self.set_weights(torch.from_numpy(weights))
+        self.weights.set(torch.from_numpy(weights))
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
-        self.views = self.cut(self.gradients)
-        (self._marker,) = self.cut(self.gradients)  # another tensor of the same memory
+        self.views = self.places.cut(self.gradients)
+        (self._marker,) = self.places.cut(self.gradients)  # another tensor of the same memory
         self._note()
 
     def _note(self) -> None:
@@ -183,7 +183,7 @@ class FactoredBucket(Bucket):
 
     def result_in_place(self, handle: Handle, factor: float, copied: bool = False) -> AbstractContextManager[None]:
         self._multiply(handle, factor)
-        return self._with_gradients(self.views)
+        return with_gradients(self.parameters, self.views)
 
     def _multiply(self, handle: Handle, factor: float) -> None:
         outputs, inputs = (

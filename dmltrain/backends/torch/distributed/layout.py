@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed import same
-from dmltrain.backends.torch.distributed.buckets import Bucket, dense_strides
+from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
+from dmltrain.backends.torch.distributed.flat import dense_strides
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 
@@ -43,13 +44,13 @@ def declared(
 def _declare(store: KVStore, buckets: list[Bucket], whole: bool, mean: bool) -> None:
     """Declare the buckets' keys, and take worker 0's weights."""
     keys = [bucket.name for bucket in buckets]
-    store.init(keys, [bucket.host_weights() for bucket in buckets], whole=whole, mean=mean)
+    store.init(keys, [bucket.weights.on_host() for bucket in buckets], whole=whole, mean=mean)
     for bucket, memory in zip(buckets, store.buffers(keys), strict=True):
         bucket.lay_out(memory, store.keeps_gradients)
     for bucket in buckets:
-        weights = bucket.host_weights()
+        weights = bucket.weights.on_host()
         store.pull(bucket.name, weights)
-        bucket.set_weights(torch.from_numpy(weights))
+        bucket.weights.set(torch.from_numpy(weights))
 
 
 def make_buckets(

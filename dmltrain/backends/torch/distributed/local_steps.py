@@ -94,7 +94,7 @@ class WeightAverages(Exchange):
             parameter: {"outer_momentum": view}
             for outer in self._outer
             if outer.momentum is not None
-            for parameter, view in zip(outer.bucket.parameters, outer.bucket.cut(outer.momentum), strict=True)
+            for parameter, view in zip(outer.bucket.parameters, outer.bucket.places.cut(outer.momentum), strict=True)
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class WeightAverages(Exchange):
     def _by_number(self, outer: OuterOptimizer, flat: torch.Tensor | None) -> dict[int, torch.Tensor]:
         if flat is None:
             return {}
-        views = zip(outer.bucket.parameters, outer.bucket.cut(flat), strict=True)
+        views = zip(outer.bucket.parameters, outer.bucket.places.cut(flat), strict=True)
         return {self._numbers[parameter]: view.cpu().clone() for parameter, view in views}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class WeightAverages(Exchange):
                 self._load(outer_optimizer, outer_optimizer.start, outer["start"])
 
     def _load(self, outer: OuterOptimizer, flat: torch.Tensor, saved: Mapping[int, torch.Tensor]) -> None:
-        for parameter, view in zip(outer.bucket.parameters, outer.bucket.cut(flat), strict=True):
+        for parameter, view in zip(outer.bucket.parameters, outer.bucket.places.cut(flat), strict=True):
             number = self._numbers[parameter]
             if number in saved and saved[number].shape != view.shape:
                 raise UserError(
@@ -167,13 +167,13 @@ class OuterOptimizer:
 
     def begin(self) -> None:
         """Copy the bucket's weights: the local steps begin."""
-        self.bucket.copy_weights(self.start)
+        self.bucket.weights.copy_to(self.start)
 
     def send(self, store: KVStore) -> Handle:
         """Push this worker's part of the outer gradient, and pull the sum over all workers. It uses the bucket's memory
         for gradients, which is free: with local steps each gradient stays where backward puts it."""
         part = self.bucket.gradients
-        self.bucket.copy_weights(part)
+        self.bucket.weights.copy_to(part)
         torch.sub(self.start, part, out=part)
         return self.bucket.send(store)
 
@@ -181,7 +181,7 @@ class OuterOptimizer:
         """Make the outer step with the result of `send`, times `factor`."""
         self.bucket.take_result(handle, factor)
         outer_step(self.start, self.bucket.gradients, self.momentum, self._settings)
-        self.bucket.set_weights(self.start)
+        self.bucket.weights.set(self.start)
 
 
 def outer_step(

@@ -76,16 +76,16 @@ class StepsOnServers(Exchange):
         self._elastic = store.ops if isinstance(store.ops, ElasticOps) else None
         if self._elastic:
             steps = self._elastic.steps
-            steps.weights = lambda: {bucket.name: bucket.host_weights() for bucket in buckets}
+            steps.weights = lambda: {bucket.name: bucket.weights.on_host() for bucket in buckets}
             steps.take_weights = self.synchronize
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Make memory for pulled weights, and let the model wait for them."""
         for bucket in self.gradients.buckets:
             if self._early:
-                bucket.adopt_weights()
+                bucket.weights.adopt()
             else:
-                bucket.pulled = bucket.host_weights()
+                bucket.weights.pulled = bucket.weights.on_host()
         if not self._early:
             self.gradients.hooks += self._untouched.watch()
         elif not self.gradients.defers:
@@ -118,9 +118,9 @@ class StepsOnServers(Exchange):
 
     def take(self, bucket: Bucket, handle: Handle) -> None:
         if self._early:
-            bucket.take_weights()
+            bucket.weights.take()
         else:
-            bucket.set_weights(torch.from_numpy(bucket.pulled))
+            bucket.weights.set(torch.from_numpy(bucket.weights.pulled))
         bucket.begin()
 
     # -- a step ---------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class StepsOnServers(Exchange):
     def _pull(self) -> None:
         for bucket in self.gradients.buckets:
             bucket.stepped = True
-            handle = self.store.pull(bucket.name, bucket.pulled, bucket.priority, wait=False)
+            handle = self.store.pull(bucket.name, bucket.weights.pulled, bucket.priority, wait=False)
             self.gradients.pending[bucket] = handle
 
     def synchronize(self) -> None:
@@ -226,8 +226,8 @@ class StepsOnServers(Exchange):
     def _take_all(self, pulled: dict[Bucket, Handle]) -> None:
         """Copy the new weights to the model."""
         for bucket, handle in pulled.items():
-            np.copyto(bucket.pulled, handle.values[0])
-            bucket.take_weights()
+            np.copyto(bucket.weights.pulled, handle.values[0])
+            bucket.weights.take()
 
     def _refresh_in_view(self) -> None:
         self._take_all(self._pulled())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from dmltrain.backends.torch.distributed.buckets import memory_order
+from dmltrain.backends.torch.distributed.flat import memory_order
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import agreement
 from dmltrain.kvstore.base import KVStore

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import Bucket, memory_order
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.flat import memory_order
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 
@@ -27,7 +28,7 @@ def options_of_keys(store: KVStore, optimizer: torch.optim.Optimizer, buckets: I
 
 def orders(optimizer: torch.optim.Optimizer, buckets: Iterable[Bucket]) -> dict[int, list[int]]:
     """Number of a parameter in the optimizer -> the order of its dimensions in the servers' state, see
-    buckets.memory_order."""
+    flat.memory_order."""
     numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
     return {
         numbers[parameter]: memory_order(view)

@@ -47,7 +47,7 @@ class Untouched:
             self._check_gradients()
             return
         for bucket in self._buckets:
-            bucket.check_adopted()
+            bucket.weights.check_adopted(bucket.names)
             if bucket.pushed:
                 bucket.check_unchanged()
 
@@ -112,7 +112,8 @@ class Untouched:
     def check_weights(self) -> None:
         """Raise UserError if the weights differ from those that were pulled."""
         for bucket in self._buckets:
-            for view, parameter in zip(bucket.cut(torch.from_numpy(bucket.pulled)), bucket.parameters, strict=True):
+            views = bucket.places.cut(torch.from_numpy(bucket.weights.pulled))
+            for view, parameter in zip(views, bucket.parameters, strict=True):
                 if parameter.dtype != view.dtype or not same_bits(parameter.detach().cpu(), view):
                     raise UserError(
                         f"parameter {self._names[parameter]} was changed by the script, but its value is the servers', "

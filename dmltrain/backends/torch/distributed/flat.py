@@ -1,0 +1,153 @@
+"""The flat memory of a bucket: where each parameter has its place in it, the weights there, and results that arrive."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import torch
+
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore.base import READ, Handle
+
+MAX_RESULTS = 8  # addresses of results for which views are kept
+
+
+class Places:
+    """Shape, strides and offset of each parameter in flat memory. Each keeps the order of its dimensions there."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        offsets = itertools.accumulate((parameter.numel() for parameter in parameters), initial=0)
+        self._places = [
+            (parameter.size(), dense_strides(parameter), offset)
+            for parameter, offset in zip(parameters, offsets, strict=False)
+        ]
+
+    def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Views of `flat` (elements,), one for each parameter, with its first shape and memory order."""
+        return [flat.as_strided(*place) for place in self._places]
+
+    def strides(self, index: int) -> tuple[int, ...]:
+        return self._places[index][1]
+
+    def hold(self, index: int, parameter: torch.nn.Parameter, view: torch.Tensor, memory: torch.Tensor) -> bool:
+        """Whether the parameter still fits its place, and its `view` is still in the flat `memory`."""
+        _, strides, offset = self._places[index]
+        moved = view.numel() and view.data_ptr() != memory.data_ptr() + offset * memory.element_size()
+        return not moved and parameter.dtype == memory.dtype and parameter.stride() == strides
+
+
+class FlatWeights:
+    """The weights of some parameters, which are copied to flat memory and from it, or moved into it."""
+
+    pulled: Array  # receives pulled weights, (elements,)
+
+    def __init__(self, parameters: list[torch.nn.Parameter], places: Places) -> None:
+        self._parameters, self._places = parameters, places
+        self._weights: torch.Tensor | None = None  # of `adopt`
+        self._views: list[torch.Tensor] = []
+
+    def on_host(self) -> Array:
+        """A flat copy of the weights."""
+        elements = sum(parameter.numel() for parameter in self._parameters)
+        flat = torch.empty(elements, dtype=self._parameters[0].dtype)
+        self.copy_to(flat)
+        return flat.numpy()
+
+    def copy_to(self, flat: torch.Tensor) -> None:
+        """Copy the weights to `flat` (elements,), on any device."""
+        with torch.no_grad():
+            for view, parameter in zip(self._places.cut(flat), self._parameters, strict=True):
+                view.copy_(parameter)
+
+    def set(self, flat: torch.Tensor) -> None:
+        with torch.no_grad():
+            for view, parameter in zip(self._places.cut(flat), self._parameters, strict=True):
+                parameter.copy_(view)
+
+    def adopt(self) -> None:
+        """Move the parameters into flat memory, so that weights can be pulled in place."""
+        device = self._parameters[0].device
+        flat = torch.from_numpy(self.on_host())
+        if device.type != "cpu":
+            flat = flat.pin_memory()
+        self.pulled = flat.numpy()
+        self._weights = flat.to(device) if device.type != "cpu" else flat
+        with torch.no_grad():
+            self._views = self._places.cut(self._weights)
+            for view, parameter in zip(self._views, self._parameters, strict=True):
+                parameter.data = view
+
+    def check_adopted(self, names: list[str]) -> None:
+        """Raise UserError for parameters, of these names, whose memory is no longer that of `adopt`."""
+        for name, view, parameter in zip(names, self._views, self._parameters, strict=True):
+            if view.data_ptr() != parameter.data_ptr():
+                raise UserError(
+                    f"the memory of parameter {name} was replaced (model.to, parameter.data), "
+                    "but its weights come from the servers: do this before dmltrain.distribute, or call it again"
+                )
+
+    def take(self) -> None:
+        """Take the weights that have arrived in `pulled`."""
+        if self._weights is not None and self._weights.device.type != "cpu":
+            self._weights.copy_(torch.from_numpy(self.pulled), non_blocking=True)
+
+
+class Results:
+    """The results of a bucket's pushes. They are read where the store has them, or for `gradients` (elements,) on a GPU
+    (not `on_cpu`) arrive in pinned `memory`."""
+
+    def __init__(self, gradients: torch.Tensor, memory: torch.Tensor, places: Places, on_cpu: bool) -> None:
+        self.gradients, self._memory, self._places, self._on_cpu = gradients, memory, places, on_cpu
+        self._kept: dict[int, list[torch.Tensor]] = {}  # by address; see _views_of
+
+    @property
+    def out(self) -> Any:
+        """For `KVStore.pushpull`."""
+        return READ if self._on_cpu else self._memory.numpy()
+
+    def take(self, handle: Handle, factor: float) -> None:
+        """Set the gradients to the result, times `factor`."""
+        total = self._total(handle)
+        if self._on_cpu:
+            torch.mul(_read_only(total), factor, out=self.gradients)
+        else:
+            self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
+
+    def views(self, handle: Handle, factor: float) -> list[torch.Tensor] | None:
+        """The result for each parameter where the store has it, read-only; None if it must be taken."""
+        return self._views_of(self._total(handle)) if factor == 1.0 and self._on_cpu else None
+
+    def _total(self, handle: Handle) -> Array:
+        return handle.values[0] if handle.values else self._memory.numpy()
+
+    def _views_of(self, total: Array) -> list[torch.Tensor]:
+        """The gradients in `total`, which must not be written. Results arrive at the same few addresses, so the views
+        are kept by address. A view keeps its memory alive, so no other array can get the same address."""
+        address = total.__array_interface__["data"][0]
+        views = self._kept.get(address)
+        if views is None:
+            if len(self._kept) == MAX_RESULTS:
+                self._kept.clear()
+            views = self._kept[address] = self._places.cut(_read_only(total))
+        return views
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions that have several elements, from the outermost to the innermost in a bucket's memory."""
+    strides = dense_strides(tensor)
+    return sorted((axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1), key=lambda axis: -strides[axis])
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of the tensor if it has no gaps, else those of a contiguous one."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def _read_only(array: Array) -> torch.Tensor:
+    """A tensor of the same memory, which must not be written."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)

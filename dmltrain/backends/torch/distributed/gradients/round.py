@@ -1,0 +1,202 @@
+"""A round of a reducer: what this worker has sent of its gradients, and how they go on between two rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import nn
+
+from dmltrain.backends.torch.distributed.buckets import Bucket, copy_gradient
+from dmltrain.backends.torch.distributed.gradients.facts import RoundFacts
+from dmltrain.backends.torch.distributed.gradients.parameter_buckets import ParameterBuckets
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore.base import Handle, KVStore
+
+GradientVersion = tuple[torch.Tensor | None, int]  # a gradient, with its version
+Results = dict[Bucket, list[torch.Tensor]]
+
+
+class SentGradients:
+    """The gradients of one round. `frozen`: the buckets whose parameters all workers have frozen. `added`: the
+    parameters to whose gradients only this worker has added since the last round."""
+
+    def __init__(
+        self, store: KVStore, known: ParameterBuckets, frozen: Collection[Bucket], added: Collection[int], lossy: bool
+    ) -> None:
+        self._store, self._known, self._added, self._is_lossy = store, known, added, lossy
+        self.handles: dict[Bucket, Handle] = {}  # of the buckets that are sent
+        self.changes: dict[int, torch.Tensor] = {}  # gradient minus what was sent, where it has changed since
+        self._seen: set[int] = set()  # gradients that backward has completed
+        self._versions: dict[int, GradientVersion] = {}  # of the gradients that were sent
+        self._missing = {
+            bucket: sum(parameter.requires_grad for parameter in bucket.parameters)
+            for bucket in known.buckets
+            if bucket not in frozen
+        }
+
+    def has(self, bucket: Bucket | None) -> bool:
+        """Whether the bucket belongs to this round."""
+        return bucket in self._missing
+
+    def check_new(self, number: int) -> None:
+        """With lossy compression, raise UserError for a gradient of a former round, unless this worker added to it."""
+        if number in self._seen or number in self._added:
+            return
+        gradient = self._known.parameters[number].grad
+        if gradient is not None and bool(gradient.any()):
+            raise UserError(
+                f"parameter {self._known.names[number]} still has a gradient, which compression would send a second "
+                "time and change: call optimizer.zero_grad() before backward(), put all backward passes of a step but "
+                "the last under `with optimizer.accumulate():`, or use compression='none'"
+            )
+
+    def arrived(self, number: int, weight: float) -> None:
+        """Backward has added to this gradient. Its bucket is sent if it is complete."""
+        if number in self._seen:
+            return
+        self._seen.add(number)
+        bucket = self._known.bucket(number)
+        if bucket is not None and bucket in self._missing:
+            self._missing[bucket] -= 1
+            is_last = len(self.handles) + 1 >= len(self._missing)  # the last bucket is sent together with the facts
+            if self._missing[bucket] == 0 and not is_last and bucket not in self.handles:
+                self.send(bucket, weight)
+
+    def send(self, bucket: Bucket, weight: float) -> None:
+        if self._fill(bucket, weight):
+            self.handles[bucket] = bucket.send(self._store)
+
+    def send_all(self, weight: float) -> Bucket | None:
+        """Send the buckets that are left, but for the last one. That is filled and returned, if there is one."""
+        unsent = [
+            bucket for bucket in self._known.buckets[::-1] if bucket in self._missing and bucket not in self.handles
+        ]
+        for bucket in unsent[:-1]:
+            self.send(bucket, weight)
+        return unsent[-1] if unsent and self._fill(unsent[-1], weight) else None
+
+    def _fill(self, bucket: Bucket, weight: float) -> bool:
+        """Copy the parameters' gradients into the bucket, and return True. If the parameters have changed so that they
+        do not fit the bucket, drop it and return False: they get other buckets after the facts (Reducer._send_late)."""
+        if not self._known.fits(bucket):
+            self._known.drop(bucket)
+            del self._missing[bucket]
+            return False
+        with torch.no_grad():
+            for number, view in zip(self._known.numbers(bucket), bucket.views, strict=True):
+                gradient = self._known.parameters[number].grad
+                self._versions[number] = version_of(gradient)
+                if self._is_lossy:
+                    self.check_new(number)
+                copy_gradient(view, gradient)
+            bucket.weigh(weight)
+        return True
+
+    def has_changed(self, number: int, state: GradientVersion, weight: float) -> bool:
+        """Whether the gradient differs from what was sent. The version alone does not tell: several gradients may be
+        views of the same memory, which has one version."""
+        sent, gradient = self._versions.get(number, state), state[0]
+        if sent[0] is gradient and sent[1] == state[1]:
+            return False
+        view = self._known.view(number)
+        now = torch.zeros_like(view)
+        if weight != 0.0:
+            copy_gradient(now, gradient)
+            now.mul_(weight)
+        if gradient is not None and torch.equal(now, view):
+            return False
+        self.changes[number] = now.sub_(view)
+        return True
+
+    def send_changes(self, buckets: list[Bucket]) -> Results:
+        """Send what has changed of these buckets since they were sent. Returns the sums or means of the changes."""
+        for bucket in buckets:
+            bucket.gradients.zero_()
+        for number, more in self.changes.items():
+            self._known.view(number).copy_(more)
+        for bucket in buckets:
+            self.handles[bucket] = bucket.send(self._store)
+        return dict(self._known.results(self.handles, buckets))
+
+    def take(self, buckets: list[Bucket]) -> Results:
+        """Wait for the results of these buckets. A result replaces its gradient at once where no fact can change that:
+        the gradient is dense, and has not changed since it was sent."""
+        results = {}
+        for bucket, views in self._known.results(self.handles, buckets):
+            results[bucket] = views
+            for view, parameter in zip(views, bucket.parameters, strict=True):
+                gradient = parameter.grad
+                if gradient is None or gradient.layout is not torch.strided:
+                    continue
+                if not self.changes or self._known.number_of[parameter] not in self.changes:
+                    write(parameter, view)
+        return results
+
+
+class BetweenRounds:
+    """How gradients go on between two rounds, and whether workers call backward() unequally often. A worker whose batch
+    has no loss may skip backward(); it then joins the others' rounds in its step()."""
+
+    def __init__(self, known: ParameterBuckets, workers: int) -> None:
+        self._known, self._workers = known, workers
+        self.is_careful = False  # the workers may call backward() unequally often
+        self._rounds_at_step = 0
+        self._left: list[GradientVersion] = []  # all gradients after the last round
+
+    def note(self) -> None:
+        """A round has ended, or there are other parameters."""
+        self._left = self.states()
+
+    def states(self) -> list[GradientVersion]:
+        return [version_of(parameter.grad) for parameter in self._known.parameters]
+
+    def stepped(self, rounds: int) -> None:
+        """The optimizer makes its step after so many rounds."""
+        self._rounds_at_step = rounds
+
+    def watch(
+        self, facts: RoundFacts, at_step: bool, before: list[GradientVersion], rounds: int, added: Collection[int]
+    ) -> None:
+        """If the facts point to unequal calls, each worker makes rounds until all workers are in their step().
+        `before`: all gradients as they were sent; `rounds`: before this one. `added`: see SentGradients."""
+        mixed = 0 < facts.at_step < self._workers
+        if (mixed or (self.is_careful and not at_step)) and rounds > self._rounds_at_step:
+            self._check_goes_on(before, 0 if at_step else 1, added)
+        self.is_careful = mixed or (facts.at_step == 0 and (self.is_careful or not facts.even))
+
+    def _check_goes_on(self, before: list[GradientVersion], most: int, added: Collection[int]) -> None:
+        """Raise UserError unless backward has only added to what the last round left, at most `most` times. Otherwise
+        the workers may be exchanging gradients of different batches."""
+        for number, (gradient, version) in enumerate(before):
+            left, its_version = self._left[number]
+            goes_on = gradient is left and its_version <= version <= its_version + most
+            if number not in added and left is not None and not goes_on:
+                raise UserError(
+                    "the workers have called backward() unequally often, and the gradient of "
+                    f"{self._known.names[number]} has changed since: let all workers call zero_grad(), backward() and "
+                    "step() equally often, or call optimizer.reduce_gradients() on all where some have left out "
+                    "backward()"
+                )
+
+    def replaced(self, parameters: Iterable[nn.Parameter]) -> list[int]:
+        """The numbers of the parameters whose `grad` is not the tensor that the last round left."""
+        numbers = [
+            (self._known.number_of.get(parameter, -1), parameter.grad)
+            for parameter in parameters
+            if parameter.grad is not None
+        ]
+        return [number for number, gradient in numbers if number >= 0 and gradient is not self._left[number][0]]
+
+
+def version_of(gradient: torch.Tensor | None) -> GradientVersion:
+    return gradient, -1 if gradient is None else gradient._version
+
+
+def write(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Set the parameter's gradient to `value`, in the same tensor if that may be written."""
+    gradient = parameter.grad
+    if gradient is None or gradient.requires_grad or 0 in gradient.stride():
+        parameter.grad = torch.empty_like(parameter).copy_(value)
+    else:
+        gradient.copy_(value)

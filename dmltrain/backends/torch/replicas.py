@@ -1,0 +1,176 @@
+"""The replicas of the PyTorch backend: a network on each of a worker's devices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dmltrain.backends.backend import CommonArray, Settings
+from dmltrain.backends.device import gpu_index
+from dmltrain.backends.replicas import METRICS, Replicas
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch import state as torch_state
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
+from dmltrain.layers import Conv, Network
+
+
+class TorchReplicas(Replicas[torch.device, torch.Tensor]):
+    """See Replicas. `saved`: the model of a checkpoint; None: initial weights from settings.seed. `modules`: the
+    replicas, of which the first has the weights that the optimizer changes."""
+
+    def __init__(
+        self,
+        network: Network,
+        settings: Settings,
+        normalisation: Normalisation | None,
+        saved: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        super().__init__(network, list(map(find_device, settings.device_names)), normalisation, settings.top_k)
+        self._dtype = getattr(torch, settings.dtype)
+        self._layout = image_layout(network, settings.memory_format)
+        first = torch_layers.build(network)
+        torch_layers.initialise(first, network, settings.seed)
+        if saved:
+            torch_state.load_weights(first, saved)
+        self.modules = [self._placed(first, device) for device in self.devices]
+        self._forwards = [compiled(module) if settings.compile else module for module in self.modules]
+        self.sums = [torch.zeros(METRICS, dtype=torch.float64, device=device) for device in self.devices]
+
+    def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
+        placed: nn.Module = copy.deepcopy(module).to(device)
+        # torch's annotations do not allow the memory format alone
+        return placed.to(memory_format=self._layout)  # type: ignore[call-overload, no-any-return]
+
+    def wait(self) -> None:
+        """Until the devices have computed what was asked for."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+    # -- samples --------------------------------------------------------------------------------------------------
+
+    def place(self, array: Array, device: torch.device) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    def place_images(self, images: Array, device: torch.device) -> torch.Tensor:
+        return self.place(images, device).contiguous(memory_format=self._layout)
+
+    def normalised(self, images: torch.Tensor, mean: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return images.float().sub_(mean).mul_(factor)
+
+    def counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
+        self.modules[index].train(train)
+        with torch.set_grad_enabled(train):
+            with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
+                outputs = self._forwards[index](images)
+            logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+            loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
+            self.sums[index] += count(logits.detach(), labels, loss.detach(), self.top_k)
+            for weight, others in zip(self.auxiliary_weights, auxiliary, strict=False):  # none in evaluation
+                loss = loss + weight * functional.cross_entropy(others, labels, reduction="sum")
+        return loss
+
+    def no_loss(self, index: int, left_out: Collection[nn.Parameter]) -> torch.Tensor:
+        """The loss of a device without samples, which takes part in the step all the same: 0, with a gradient of zeros
+        for each parameter that is not left out."""
+        plain = [parameter for parameter in self.modules[index].parameters() if parameter not in left_out]
+        return sum((parameter.flatten()[0] * 0.0 for parameter in plain), torch.zeros(()))
+
+    def read(self, tensor: torch.Tensor) -> Array:
+        values: Array = tensor.double().cpu().numpy()
+        return values
+
+    def write(self, tensor: torch.Tensor, values: Array) -> None:
+        tensor.copy_(torch.from_numpy(values))
+
+    def statistics(self, index: int) -> list[torch.Tensor]:
+        """Without the counters of batches."""
+        return [buffer for buffer in self.modules[index].buffers() if buffer.is_floating_point()]
+
+    # -- several devices ------------------------------------------------------------------------------------------
+
+    def sum_gradients(self) -> None:
+        """Add the other replicas' gradients to the first's, in device order."""
+        first, *others = self.modules
+        with torch.no_grad():
+            for other in others:
+                for total, part in zip(first.parameters(), other.parameters(), strict=True):
+                    assert total.grad is not None and part.grad is not None  # backward has run on all
+                    total.grad.add_(part.grad.to(total.device, non_blocking=True))
+                    part.grad = None
+
+    def copy_weights(self) -> None:
+        """Give the first replica's weights to the others."""
+        first, *others = self.modules
+        with torch.no_grad():
+            for other in others:
+                for source, target in zip(first.parameters(), other.parameters(), strict=True):
+                    target.copy_(source, non_blocking=True)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """A copy of the first replica's weights and statistics, on the CPU."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.modules[0].state_dict().items()}
+
+    def load(self, saved: Mapping[str, torch.Tensor], own_statistics: bool) -> None:
+        """The inverse of `state`. `own_statistics`: keep those of the replicas."""
+        for module in self.modules:
+            own = dict(module.named_buffers()) if own_statistics else {}
+            kept = {name: buffer.clone() for name, buffer in own.items() if name in saved}
+            torch_state.load_weights(module, {**saved, **kept})
+        if not own_statistics:
+            self.forget_seen()
+
+    def common_arrays(self) -> list[CommonArray]:
+        replicas: list[dict[str, Any]] = [module.state_dict() for module in self.modules]
+        return [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
+
+
+def find_device(name: str) -> torch.device:
+    """'cpu' or 'gpu:0' -> the device. Raises UserError if this machine has no such GPU."""
+    if name == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
+
+
+def image_layout(network: Network, name: str) -> torch.memory_format:
+    """channels_last makes convolutions faster; a network that only flattens its images would convert them back."""
+    convolves = any(isinstance(call.layer, Conv) for call in network.layer_calls)
+    return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
+
+
+def compiled(module: nn.Module) -> Callable[[torch.Tensor], Any]:
+    """torch.compile, which compiles, and can fail, at the first call."""
+    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
+    forward = torch.compile(module)
+
+    def call(images: torch.Tensor) -> Any:
+        try:
+            return forward(images)
+        except TorchDynamoException as error:
+            raise UserError(
+                f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
+                "compiler such as g++, and no space in the path of PyTorch; or leave --compile out"
+            ) from error
+
+    return call
+
+
+def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:
+    """(samples, correct, correct in top k, cross-entropy) as a float64 tensor (4,) on the device."""
+    correct = (logits.argmax(dim=1) == labels).sum()
+    top = logits.new_zeros(())
+    if top_k:
+        top = (logits.topk(top_k, dim=1).indices == labels[:, None]).sum()
+    samples = logits.new_full((), len(labels))
+    return torch.stack([samples.double(), correct.double(), top.double(), loss.double()])
