@@ -37,10 +37,10 @@ from dmltrain_launch.run.connection import Connection
 from dmltrain_launch.run.keeping import KeepingSession, NumberedEvent
 from dmltrain_launch.run.session import EVENTS_AT_ONCE, Session
 from dmltrain_launch.run.stream import Stream
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.event import Lost
 from dmltrain_launch.run.supervisor.limit import Limits
-from dmltrain_launch.run.supervisor.process import Processes
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervisor.starter import Starter
 from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.output import Output, Silent
 from tests.scripts import executable, shell_script
@@ -652,7 +652,7 @@ def test_events_that_nobody_takes_are_few(tmp_path):
 def test_a_report_of_another_process_than_a_scheduler_is_refused(tmp_path):
     session, _ = waiting_session(tmp_path)
     supervisor = session.supervisor
-    supervisor.tasks = Processes(supervisor.job, [*supervisor.hosts.values()], Ports())
+    supervisor.starter = Starter(supervisor.job, [*supervisor.hosts.values()], Ports())
     payload = protocol.encode_event(Reported("", 0, Slowest(0, 5.0)))
     with pytest.raises(protocol.ProtocolError, match="a report of task 0, which is no scheduler"):
         session._take_frame("here", protocol.EVENT, protocol.NO_TASK, payload)

@@ -24,8 +24,8 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import report
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.limit import Limits
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import run, wait_for
 from tests.launch.refusal import refusal

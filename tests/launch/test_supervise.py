@@ -13,6 +13,7 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import OWNED, Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import report
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Connect, Copy, Send
 from dmltrain_launch.run.supervisor.event import (
     Connected,
@@ -25,7 +26,6 @@ from dmltrain_launch.run.supervisor.event import (
     Unreached,
 )
 from dmltrain_launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 from tests.launch.test_losses import Job3
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]

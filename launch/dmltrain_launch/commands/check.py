@@ -19,7 +19,7 @@ from dmltrain_launch.preflight import Problem
 from dmltrain_launch.preflight.table import Check, drawn, lines
 from dmltrain_launch.run.described import limits, make_job, used_hosts
 from dmltrain_launch.run.session import Session, catching
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervise import Supervisor
 
 Print = Callable[[str], None]
 

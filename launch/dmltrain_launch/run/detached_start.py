@@ -21,9 +21,9 @@ from dmltrain_launch.run.journal import Beginning, Journal, JournalContent
 from dmltrain_launch.run.repeated import Repeated
 from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.start import Start
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Continue
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.choice import make_display
 from dmltrain_launch.terminal.log_folder import JOURNAL, LogFolder, is_full
 from dmltrain_launch.terminal.output import Output

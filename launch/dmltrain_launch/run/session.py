@@ -30,9 +30,9 @@ from dmltrain_launch.job.role import SCHEDULER
 from dmltrain_launch.preflight import clock_skew
 from dmltrain_launch.run.connection import Connection
 from dmltrain_launch.run.requests import Requests
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Action, Connect, Continue, Copy, Open, Reply, Send
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Interrupted, OutputFailed, Tick, Unreached
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.output import Sink
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ class Session:
                     self.output.hurry()
                     if self.copier:
                         self.copier.cancel()
-                if (
-                    isinstance(event, Started) and self.supervisor.tasks.started
-                ) or self.supervisor.losses.announcements:
+                if (isinstance(event, Started) and self.supervisor.tasks.started) or self.supervisor.announcements:
                     self._report_news()
         finally:
             self._close()

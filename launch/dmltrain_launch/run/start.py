@@ -24,14 +24,13 @@ from dmltrain_launch.job.options import Options
 from dmltrain_launch.own_program import own_program
 from dmltrain_launch.run import report
 from dmltrain_launch.run.described import advice, limits, new_mark
-from dmltrain_launch.run.elastic import ElasticSupervisor
-from dmltrain_launch.run.plain import PlainSupervisor
 from dmltrain_launch.run.requests import Requests
 from dmltrain_launch.run.session import Session, catching
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.backoff import backoff
 from dmltrain_launch.run.supervisor.event import Copied, Event
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervisor.policy import policy_of
 from dmltrain_launch.run.watch import HostsWatch
 from dmltrain_launch.secret import redact, redact_all
 from dmltrain_launch.terminal.choice import make_display
@@ -200,10 +199,8 @@ class Start:
         return HostsWatch(files, lambda: hosts_of(options), session.events.put)
 
     def _supervisor(self) -> Supervisor:
-        if not self.job.elastic:
-            return PlainSupervisor(self.job, self.cluster.hosts, limits(self.options))
-        watched = self.options.watch_hosts
-        return ElasticSupervisor(self.job, self.cluster.hosts, limits(self.options), self.listed, watched)
+        policy = policy_of(self.job, self.listed, self.options.watch_hosts)
+        return Supervisor(self.job, self.cluster.hosts, limits(self.options), policy)
 
     def _say_lines(self, lines: Sequence[str]) -> None:
         for line in lines:

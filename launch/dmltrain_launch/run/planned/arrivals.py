@@ -21,7 +21,6 @@ from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Lost, Unreached
 from dmltrain_launch.run.supervisor.late import LatePreparation, PeerPorts, bound
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Announcement
 
 Key = tuple[str, str | int]
 
@@ -71,8 +70,8 @@ class Arrivals:
 
     def check(self, more: int) -> None:
         """LaunchError if the job cannot have `more` workers in addition."""
-        job, tasks = self._attempt.job, self._attempt.tasks
-        if tasks.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
+        job = self._attempt.job
+        if self._attempt.starter.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
             raise LaunchError(f"a job can get at most {MORE_WORKERS} workers more than it had at its start")
         if more > self.room:
             raise LaunchError(
@@ -180,7 +179,7 @@ class Arrivals:
         attempt.ending.coming.discard(name)
         text = f"{name} was not added: {why}"
         self._waiters.settle(comes(name), text, code or FAULT_CODE)
-        attempt.losses.announcements.append(Announcement(text))
+        attempt.announce(text)
         actions: list[Action] = []
         if arrival.connected:
             actions += attempt.ending.release(name)
@@ -253,13 +252,11 @@ class Arrivals:
 
     def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
         """Start workers on a prepared host. Returns the number of each and the actions that start it."""
-        tasks = self._attempt.tasks
+        starter = self._attempt.starter
         started: list[tuple[int, list[Action]]] = []
         for _ in range(workers):
-            number = tasks.add(host)
-            name = tasks.all[number].task.name
-            started.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
-            self._attempt.losses.announcements.append(
-                Announcement(f"starting worker {tasks.all[number].task.rank} on {host.name}")
-            )
+            number = starter.add(host)
+            name = starter.processes.all[number].task.name
+            started.append((number, [Open(name), starter.start(number)]))
+            self._attempt.announce(f"starting worker {starter.processes.all[number].task.rank} on {host.name}")
         return started
