@@ -1,4 +1,4 @@
-"""Start a job with --detach, which lives on without its launcher, or take such a job up again (detached.py)."""
+"""Start a job with --detach, which lives on without its launcher, or take such a job up again (records.py)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal, report
 from dmltrain_launch.run.background import into_background
-from dmltrain_launch.run.detached import DetachedSession
 from dmltrain_launch.run.journal import Beginning, Journal, JournalContent
+from dmltrain_launch.run.records import KeptJob
 from dmltrain_launch.run.repeated import Repeated
-from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.start import Start
 from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Continue
@@ -35,7 +34,6 @@ REQUESTS = 1 << 20  # numbers of requests for each launcher, so that no launcher
 class DetachedStart(Start):
     """`started` is called once when all processes run, with a text for the user."""
 
-    session_type = DetachedSession
     started: Callable[[str], None] | None = None
     foreground = False
     _left = False
@@ -57,13 +55,7 @@ class DetachedStart(Start):
         shown = self.options if self.foreground else replace(self.options, quiet=True)
         return Output(self.folder, names, make_display(shown, names))
 
-    def prepare(self, session: Session, output: Output) -> None:
-        assert isinstance(session, DetachedSession)
-        session.keep(journal.Kept(self.folder.path, self.retry), output.size)
-        session.foreground = self.foreground
-        self._write(session, output)
-
-    def _write(self, session: DetachedSession, output: Output) -> None:
+    def kept(self, output: Output) -> KeptJob:
         given = self.options
         options = replace(
             given,
@@ -74,7 +66,8 @@ class DetachedStart(Start):
         )
         hosts, listed = tuple(self.cluster.hosts), tuple(self.listed)
         beginning = Beginning(options, self.job, hosts, listed, str(self.path), self.began)
-        session.write_to(Journal(self.folder.path, version(), retry=self.retry), beginning)
+        kept = journal.Kept(self.folder.path, self.retry)
+        return KeptJob(Journal(self.folder.path, version(), retry=self.retry), kept, output, beginning)
 
     def after_news(self) -> None:
         self.retry.wait()
@@ -82,12 +75,11 @@ class DetachedStart(Start):
             started, self.started = self.started, None
             self.to_background(started)
 
-    def leave(self, supervisor: Supervisor, session: Session) -> int:
-        assert isinstance(session, DetachedSession)
+    def leave(self, supervisor: Supervisor, why: str) -> int:
         self._left = True
         self.retry.give_up()  # another launcher may write to the logs from now on
         self._record(supervisor)
-        self.say(f"{NAME}: {session.why}; the job goes on without this launcher: dmltrain job attach {self.path}")
+        self.say(f"{NAME}: {why}; the job goes on without this launcher: dmltrain job attach {self.path}")
         return FAULT_CODE
 
     def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
@@ -112,8 +104,8 @@ class DetachedStart(Start):
     def to_background(self, started: Callable[[str], None] | None = None) -> None:
         """Go on without a terminal."""
         self.foreground = False
-        if isinstance(self._session, DetachedSession):
-            self._session.foreground = False
+        if self._session and self._session.records:
+            self._session.records.foreground = False
         if started:
             os.setsid()
             started(
@@ -147,26 +139,22 @@ class AttachedStart(DetachedStart):
         for line in report.losses(supervisor):
             self.say(f"{NAME}: {line}")
 
-    def prepare(self, session: Session, output: Output) -> None:
-        super().prepare(session, output)
-        self._record(self._repeated.supervisor)
-
-    def _write(self, session: DetachedSession, output: Output) -> None:
+    def kept(self, output: Output) -> KeptJob:
         for action in self._repeated.opened:
             if isinstance(action, Continue):
                 output.add(action.task)
             else:
                 output.open(action.name)
-        kept = session.kept
+        kept = journal.Kept(self.folder.path, self.retry)
         names: dict[str, list[int]] = {}
         for number, process in enumerate(self._repeated.supervisor.processes):
             names.setdefault(process.task.name, []).append(number)
         for tasks in names.values():
             for task in tasks:
                 output.expect_again(task, kept.size(tasks))
-        session.go_on(
-            Journal(self.folder.path, version(), self._length, self.retry), self._repeated, self._content.lease
-        )
+        open_journal = Journal(self.folder.path, version(), self._length, self.retry)
+        self._record(self._repeated.supervisor)  # with the name of this launcher's control socket
+        return KeptJob(open_journal, kept, output, self._repeated, self._content.lease)
 
 
 class FullDiskRetry:

@@ -39,6 +39,7 @@ from dmltrain_launch.terminal.output import Output
 from dmltrain_launch.terminal.usage_file import UsageFile
 
 if TYPE_CHECKING:
+    from dmltrain_launch.run.records import KeptJob  # few jobs have a journal
     from dmltrain_launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 INTERRUPTED_SECONDS = 2.0  # after a signal: the longest wait for a terminal that blocks
@@ -141,11 +142,11 @@ class Start:
         listens = bool(self.job.num_servers) or self.job.detach
         requests = Requests(self.job.mark, version(), explained, listens, self.first_request)
         self._control = requests.name
-        session = self.session_type(
-            supervisor, self.cluster, output, recorded, copier, self._trace, usage.write, requests
+        kept = self.kept(output)
+        self._session = session = Session(
+            *(supervisor, self.cluster, output, recorded, copier, self._trace, usage.write, requests),
+            *(kept, self.foreground),
         )
-        self.prepare(session, output)
-        self._session = session
         watch = self._watch(session) if self.options.watch_hosts else None
         if self._interrupted.is_set():  # by a signal that came before `_session` was set
             session.interrupt(self._signal)
@@ -154,7 +155,7 @@ class Start:
             self._session, self._control = None, ""
             self._copied.set()
             if session.left:
-                return self.leave(supervisor, session)
+                return self.leave(supervisor, session.left)
             code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
             try:
                 self._record(supervisor, None if self._restarts(supervisor) else time.time())
@@ -174,8 +175,8 @@ class Start:
 
     # -- for a job that lives on without its launcher: see `dmltrain_launch.run.detached_start` ----------------------
 
-    session_type: type[Session] = Session
     first_request = 0
+    foreground = True
 
     def greet(self, supervisor: Supervisor) -> None:
         self.say(report.start_line(supervisor, str(self.path)))
@@ -183,13 +184,14 @@ class Start:
     def make_output(self, names: Sequence[str]) -> Output:
         return Output(self.folder, names, make_display(self.options, names))
 
-    def prepare(self, session: Session, output: Output) -> None:
-        """Before the session runs."""
+    def kept(self, output: Output) -> KeptJob | None:
+        """The journal of the job, just before its session begins."""
+        return None
 
     def after_news(self) -> None:
         """Called when all processes run, and after each change since then; job.json is up to date."""
 
-    def leave(self, supervisor: Supervisor, session: Session) -> int:
+    def leave(self, supervisor: Supervisor, why: str) -> int:
         """The job goes on without this launcher."""
         raise NotImplementedError
 
