@@ -31,10 +31,12 @@ from dmltrain_launch.agent.reports import Slowest
 from dmltrain_launch.channels import frames
 from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.run import journal
-from dmltrain_launch.run.agents import EVENTS_AT_ONCE, Agents, Frames, PassedOn
+from dmltrain_launch.run.agents import Agents
 from dmltrain_launch.run.connection import Connection
+from dmltrain_launch.run.intake import EVENTS_AT_ONCE, Frames, Intake, PassedOn
 from dmltrain_launch.run.keeping import Keeping, NumberedEvent
 from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.stream import Stream
@@ -625,13 +627,17 @@ def test_an_answer_that_does_not_fit_into_a_message_is_refused():
     os.close(there)
 
 
-def waiting_agents(tmp_path: Path, events: object = None) -> tuple[Agents, Callable[[Frames], None]]:
+def waiting_agents(tmp_path: Path, events: object = None) -> tuple[Agents, Callable[..., None]]:
     """The agents of a session that does not run, and how an event of its host comes."""
     host = Host("here", "127.0.0.1")
     supervisor = Supervisor(Job("waits", "waits", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
-    agents = Agents(supervisor, OneHost(), events or queue.SimpleQueue())
-    payload = protocol.encode_event(Measured("", "h2", 5, 5))
-    return agents, lambda frames: agents.take_frame(frames, "here", protocol.EVENT, protocol.NO_TASK, payload)
+    agents = Agents(supervisor, OneHost(), Intake(supervisor, events or queue.SimpleQueue()))
+
+    def take(frames: Frames | None = None, event: object = None) -> None:
+        payload = protocol.encode_event(event or Measured("", "h2", 5, 5))
+        agents.intake.take(frames or PassedOn(agents.intake, None), "here", protocol.EVENT, protocol.NO_TASK, payload)
+
+    return agents, take
 
 
 def test_events_that_nobody_takes_are_few(tmp_path):
@@ -639,24 +645,23 @@ def test_events_that_nobody_takes_are_few(tmp_path):
 
     def flood() -> None:
         for _ in range(EVENTS_AT_ONCE + 1):
-            take(PassedOn(agents, None))
+            take()
 
     reader = threading.Thread(target=flood)
     reader.start()
     wait_for(lambda: agents.events.qsize() == EVENTS_AT_ONCE and waits(reader), "that it takes no more")
     assert reader.is_alive()
-    agents.closing = True
+    agents.intake.closing = True
     reader.join(SECONDS)
     assert not reader.is_alive()
 
 
 def test_a_report_of_another_process_than_a_scheduler_is_refused(tmp_path):
-    agents, _ = waiting_agents(tmp_path)
-    supervisor = agents.attempt
-    supervisor.starter = Starter(supervisor.job, [*supervisor.hosts.values()], Ports())
-    payload = protocol.encode_event(Reported("", 0, Slowest(0, 5.0)))
+    agents, take = waiting_agents(tmp_path)
+    attempt = agents.attempt
+    attempt.starter = Starter(attempt.job, [*attempt.hosts.values()], Ports())
     with pytest.raises(protocol.ProtocolError, match="a report of task 0, which is no scheduler"):
-        agents.take_frame(PassedOn(agents, None), "here", protocol.EVENT, protocol.NO_TASK, payload)
+        take(event=Reported("", 0, Slowest(0, 5.0)))
 
 
 def test_an_event_that_is_written_at_once_is_confirmed(tmp_path):

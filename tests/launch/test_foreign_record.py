@@ -23,7 +23,7 @@ from dmltrain_launch.commands.recorded import Launcher
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.run import report
+from dmltrain_launch.run import record
 from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.limit import Limits
 from dmltrain_launch.terminal.record import MOST_BYTES
@@ -375,14 +375,14 @@ def test_what_the_launcher_records_is_read_again(folder, monkeypatch):
     where = {"hostname": "a.b", "user": "x@y", "port": 3, "interface": "eth0.1"}
     hosts = [Host("a", "10.0.0.1", "/usr/bin/python3", **where), Host("b")]
     supervisor = Supervisor(Job("name", "name-0", ("true",), 2, 2, "/", ()), hosts, Limits())
-    write(folder, report.record(supervisor, "0", given, 0.0, None))
+    write(folder, record.record(supervisor, "0", given, 0.0, None))
     found = read(folder)
     place = f"{folder}/job.json: hosts"
     assert found.hosts == tuple(replace(host, where=f"{place}[{number}]") for number, host in enumerate(hosts))
     expected = replace(given, launcher="", identity=f"{folder}/key", mpirun=f"{folder}/mpirun")
     assert (found.options, found.cluster, found.ended) == (expected, "mpi", False)
     assert found.launcher == Launcher(platform.node(), os.getpid(), process(os.getpid()).start, boot_id())
-    write(folder, report.record(supervisor, "0", Options(), 0.0, 1.0))
+    write(folder, record.record(supervisor, "0", Options(), 0.0, 1.0))
     assert read(folder).options == Options() and read(folder).ended
 
 

@@ -17,7 +17,7 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.job.role import WORKER
-from dmltrain_launch.run import report
+from dmltrain_launch.run import record, report
 from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
 from dmltrain_launch.run.supervisor.event import Connected, Lost, Quiet, Tick, Unreached
@@ -124,7 +124,7 @@ class Job3:
     @property
     def record(self) -> dict:
         """As job.json has it."""
-        return report.record(self.supervisor, "0", Options(), 0.0, None)
+        return record.record(self.supervisor, "0", Options(), 0.0, None)
 
     @property
     def lost(self) -> dict[int, float]:

@@ -8,7 +8,8 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.commands import Bind, Measure, Peer, Probe, Reach
 from dmltrain_launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from dmltrain_launch.job.host import Host, Machine
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.preflight import request
 from dmltrain_launch.run.supervisor.action import Action, Connect, Copy, Send
 from dmltrain_launch.run.supervisor.event import Copied

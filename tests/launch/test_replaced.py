@@ -12,7 +12,8 @@ from dmltrain_launch.agent.events import Ended, Refused, Started
 from dmltrain_launch.cli import launch
 from dmltrain_launch.commands.processes import lost
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.run import report
 from dmltrain_launch.run.planned import returning
 from dmltrain_launch.run.supervisor.action import Connect, Send

@@ -19,7 +19,8 @@ from dmltrain_launch.control.client import ask
 from dmltrain_launch.control.message import ATTACH, Request
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal
-from dmltrain_launch.run.detached_start import AttachedStart
+from dmltrain_launch.run.keeper import Keeper
+from dmltrain_launch.run.start import Start
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
 from dmltrain_launch.terminal.log_folder import JOURNAL, RECORD, LogFolder
 from dmltrain_launch.terminal.record import read_own_record
@@ -46,12 +47,12 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
         raise LaunchError(f"the launcher of job {job.job} was killed before it started the job") from None
     if story.beginning.job.mark != job.mark:
         raise LaunchError(f"{folder / JOURNAL} is of another job than {folder / RECORD}")
-    began = story.beginning
+    began, path = story.beginning, Path(locked.shown)
     shown = replace(began.options, quiet=options.quiet, live=options.live)
-    story.beginning = replace(began, options=shown)
     cluster = make_cluster(shown.launcher_name, shown, began.hosts)
+    keeper = Keeper(taken=(story, size))
     try:
-        return AttachedStart(story, size, cluster, locked, say).run()
+        return Start(shown, began.job, cluster, path, say, began.listed, keeper, locked, began.began).run()
     finally:
         cluster.close()
 

@@ -20,7 +20,7 @@ from dmltrain_launch.job.hosts.attribute import PATH_OR_COMMAND, PYTHON, convert
 from dmltrain_launch.job.hosts.entry import errors_at
 from dmltrain_launch.job.job import MARK
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.run.report import HOST_FACTS, REACHED_BY
+from dmltrain_launch.run.record import HOST_FACTS, REACHED_BY
 
 ATTRIBUTES = {"address": "addr"}  # of hosts files, for fields that have another name
 MOST_PID = 1 << 30  # above every kernel's

@@ -1,7 +1,7 @@
 """The frames of agents of a job with --detach, in the threads of the connections.
 
 A frame of an agent is confirmed to the agent when its content is kept (stream.py). When the connection to an agent is
-lost, the launcher reaches the agent again. records.py handles in the main thread what this module puts into the queue.
+lost, the launcher reaches the agent again. kept_job.py handles in the main thread what this module puts into the queue.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.alone.detached import TAKEN_CODE
 from dmltrain_launch.agent.commands import Attach, Command, Kept
-from dmltrain_launch.agent.detached import TAKEN_CODE
 from dmltrain_launch.agent.events import Alive, Refused, Resumed
 from dmltrain_launch.agent.events import Event as AgentEvent
 from dmltrain_launch.agent.protocol import encode_command
@@ -82,7 +82,7 @@ class Keeping:
 
     def _attach(self, host: Host, until: float) -> None:
         agents, mark = self._agents, self._agents.attempt.job.mark
-        while not agents.closing:
+        while not agents.intake.closing:
             try:
                 with agents.connect_slots:
                     channel = agents.cluster.connect(host, mark, None)
@@ -132,7 +132,7 @@ class Keeping:
         return kept
 
     def report(self, event: Event) -> None:
-        if not isinstance(event, Lost) or self._agents.closing:
+        if not isinstance(event, Lost) or self._agents.intake.closing:
             return self._agents.events.put(event)
         host, attempt = event.host, self._agents.attempt
         lives_on = attempt.tasks.started and not attempt.ending.begun and attempt.ending.is_usable(host)
@@ -175,7 +175,7 @@ class Keeping:
             self._fates.setdefault(host, Lost(host, f"is gone: {event.message}", ended=True))
             return
         stream = self.streams[host]
-        if stream.begin() > stream.seen and (mine := self._agents.for_supervisor(event)):
+        if stream.begin() > stream.seen and (mine := self._agents.intake.for_supervisor(event)):
             self._pass_on(mine, stream)
         self._end_frame(host, stream)
 

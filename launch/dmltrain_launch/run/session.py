@@ -17,7 +17,8 @@ from dmltrain_launch.agent.events import Started, Used
 from dmltrain_launch.clusters import Cluster
 from dmltrain_launch.control.message import ATTACH
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.run.agents import Agents, Frames, PassedOn
+from dmltrain_launch.run.agents import Agents
+from dmltrain_launch.run.intake import Frames, Intake, PassedOn
 from dmltrain_launch.run.requests import Requests
 from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Action, Connect, Continue, Copy, Open, Reply, Send
@@ -25,7 +26,7 @@ from dmltrain_launch.run.supervisor.event import Asked, Event, Interrupted, Outp
 from dmltrain_launch.terminal.output import Sink
 
 if TYPE_CHECKING:
-    from dmltrain_launch.run.records import KeptJob  # few jobs have a journal
+    from dmltrain_launch.run.kept_job import KeptJob  # few jobs have a journal
     from dmltrain_launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 KEY_BYTES = 32
@@ -39,8 +40,7 @@ class Session:
     """Runs one attempt.
 
     `on_news` is called when every process has a pid, and when the supervisor has announcements; it may raise
-    LaunchError. `kept`: the journal of a job that lives on when this launcher dies. `foreground`: a user waits for this
-    launcher, so no other one may take the job.
+    LaunchError. `kept`: the journal of a job that lives on when this launcher dies.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class Session:
         keep_usage: Callable[[Used], None] = lambda used: None,
         requests: Requests | None = None,
         kept: KeptJob | None = None,
-        foreground: bool = True,
     ):
         self.supervisor, self.output, self.on_news = supervisor, output, on_news
         self.copier, self.trace, self.requests = copier, trace, requests
         # SimpleQueue, because signal handlers call its put, which must be reentrant
         self.events: queue.SimpleQueue[Any] = requests.events if requests else queue.SimpleQueue()
-        self.agents = Agents(supervisor, cluster, self.events, copier, keep_usage)
-        self.frames: Frames = PassedOn(self.agents, output)
+        self.intake = Intake(supervisor, self.events, copier, keep_usage)
+        self.agents = Agents(supervisor, cluster, self.intake)
+        self.frames: Frames = PassedOn(self.intake, output)
         self.records = None
         if kept:
-            from dmltrain_launch.run.records import Records
+            from dmltrain_launch.run.kept_job import Records
 
-            self.records = Records(self.agents, kept, foreground)
+            self.records = Records(self.agents, kept)
             self.frames = self.records.frames
 
     @property
@@ -82,7 +82,7 @@ class Session:
                 event = self._next()
                 if self.left:
                     break
-                self.agents.handled(event)
+                self.intake.handled(event)
                 if self.trace:
                     self.trace(event)
                 self._perform(self._handle(event))
@@ -120,6 +120,8 @@ class Session:
         if self.records and self.supervisor.over:
             for host in list(self.agents.connections):
                 self.records.frames.confirm(host)
+        if self.copier:
+            self.copier.cancel()
         self.agents.close()
 
     # -- the queue -----------------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Session:
         for action in actions:
             match action:
                 case Send(host, command):
-                    self.agents.asked_at[host] = time.time()
+                    self.intake.asked(host)
                     if not self.records or self.records.may_send(host, command):
                         self.agents.send(host, command)
                 case Connect(host):

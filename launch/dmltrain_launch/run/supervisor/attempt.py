@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.cause import Cause, Verdict
 from dmltrain_launch.run.supervisor.ending import Ending

@@ -18,8 +18,9 @@ from dmltrain_launch.agent.commands import Bind, Command, Measure, Peer, Probe, 
 from dmltrain_launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from dmltrain_launch.agent.events import Event as AgentEvent
 from dmltrain_launch.job.host import Host, Machine
-from dmltrain_launch.job.job import Job, Ports, host_of, workdir_of
+from dmltrain_launch.job.job import Job, host_of, workdir_of
 from dmltrain_launch.job.role import SCHEDULER, WORKER
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.preflight import Problem, network, pairs
 from dmltrain_launch.run.supervisor.action import Action, Connect, Copy, Send
 from dmltrain_launch.run.supervisor.event import Copied

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmltrain_launch.channels.exit_text import signal_name
-from dmltrain_launch.job.job import Task
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.job.task import Task
 from dmltrain_launch.run.supervisor.limit import LOST_A_PEER
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from dmltrain_launch.agent.commands import Spawn, Start
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import OWNED, Job, Ports, Task, newcomer, replacement, successor, tasks, workdir_of
+from dmltrain_launch.job.job import OWNED, Job, workdir_of
 from dmltrain_launch.job.role import SCHEDULER, WORKER
+from dmltrain_launch.job.task import Ports, Task, newcomer, replacement, successor, tasks
 from dmltrain_launch.run.supervisor.action import Send
 from dmltrain_launch.run.supervisor.process import Process, Processes
 

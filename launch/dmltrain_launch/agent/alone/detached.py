@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dmltrain_launch.agent import Refusal
-from dmltrain_launch.agent.attach import Door, Lease, new_name
+from dmltrain_launch.agent.alone.attach import Door, Lease, new_name
+from dmltrain_launch.agent.alone.spool import Spool
 from dmltrain_launch.agent.channel import Channel
 from dmltrain_launch.agent.commands import UNCOUNTED, Attach, Command, JobCommand
 from dmltrain_launch.agent.events import Refused, Resumed
 from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, encode_event
-from dmltrain_launch.agent.spawn import prefix
-from dmltrain_launch.agent.spool import Spool
+from dmltrain_launch.agent.run_folder import prefix
 
 if TYPE_CHECKING:
     from dmltrain_launch.agent.children import Children

@@ -13,12 +13,12 @@ import socket
 import time
 from collections.abc import Callable
 
-from dmltrain_launch.agent import attach
+from dmltrain_launch.agent.alone import attach
+from dmltrain_launch.agent.alone.spool import LeftSpool
 from dmltrain_launch.agent.channel import READ_BYTES, Channel
 from dmltrain_launch.agent.commands import Attach, Kept
 from dmltrain_launch.agent.events import Refused, Resumed
 from dmltrain_launch.agent.protocol import encode_command
-from dmltrain_launch.agent.spool import LeftSpool
 
 BRIDGE_BYTES = 1 << 20  # that are read and not written yet
 LEFT_SECONDS = 20.0  # without a message of a launcher that gets the spool of an agent that has ended

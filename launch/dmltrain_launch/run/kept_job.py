@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,17 +42,15 @@ class KeptJob:
     kept: Kept
     output: Output
     story: Beginning | Repeated
+    may_leave: Callable[[], bool]
     lease: int = 0
 
 
 class Records:
-    """Called by the main thread of a session.
+    """Called by the main thread of a session."""
 
-    `foreground`: a user waits for this launcher, so no other launcher may take the job.
-    """
-
-    def __init__(self, agents: Agents, job: KeptJob, foreground: bool):
-        self._agents, self._journal, self._story, self.foreground = agents, job.journal, job.story, foreground
+    def __init__(self, agents: Agents, job: KeptJob):
+        self._agents, self._journal, self._story, self._may_leave = agents, job.journal, job.story, job.may_leave
         self.frames = Keeping(agents, job.output, job.kept, self._next_lease)
         self._sent: dict[str, list[Command]] = {}  # by host, to its present agent
         self._catching: set[str] = set()  # hosts whose agent still sends frames of the time without a launcher
@@ -141,7 +140,7 @@ class Records:
 
     def released(self, asked: Asked) -> Reply:
         """Another launcher wants the job. Returns the answer to it."""
-        if self.foreground:
+        if not self._may_leave():
             text = f"the launcher with pid {os.getpid()} is attached to the job: end it first, or close its terminal"
             return Reply(asked.number, USAGE_CODE, ((text, None),))
         return Reply(asked.number, 0, ())

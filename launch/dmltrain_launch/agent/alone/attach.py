@@ -14,8 +14,9 @@ import struct
 from collections.abc import Callable
 from functools import partial
 
-from dmltrain_launch.agent.channel import READ_BYTES, Incoming
+from dmltrain_launch.agent.channel import READ_BYTES
 from dmltrain_launch.agent.commands import Attach
+from dmltrain_launch.agent.incoming import Incoming
 from dmltrain_launch.agent.protocol import ProtocolError
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end

@@ -15,7 +15,8 @@ import os
 import shutil
 import stat
 
-from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT
+from dmltrain_launch.agent.alone.segment import Segment
+from dmltrain_launch.agent.protocol import EVENT, HEADER, OUTPUT
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
@@ -26,51 +27,6 @@ NAME = "%020d"
 
 def _output(task: int, data: bytes) -> bytes:
     return HEADER.pack(OUTPUT, task, len(data)) + data
-
-
-class Segment:
-    """Frames from number `first` on, `size` bytes in the file `path`; or, if there is no room on the disk, in
-    `memory`."""
-
-    def __init__(self, path: str, first: int):
-        self.path, self.first, self.count, self.size = path, first, 0, 0
-        self.outputs: dict[int, int] = {}  # bytes by task
-        self.memory: bytearray | None = None
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count - 1
-
-    def append(self, frame: bytes) -> None:
-        """OSError if there is no room; then nothing has changed."""
-        if self.memory is not None:
-            self.memory += frame
-        else:
-            self._write(frame)
-        self.size += len(frame)
-        self.count += 1
-
-    def _write(self, frame: bytes) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if os.pwrite(descriptor, frame, self.size) < len(frame):
-                raise OSError("there is no room")
-        finally:
-            os.close(descriptor)
-
-    def read(self, start: int, most: int) -> bytes:
-        if self.memory is not None:
-            return bytes(self.memory[start : start + most])
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(descriptor, min(most, self.size - start), start)
-        finally:
-            os.close(descriptor)
-
-    def remove(self) -> None:
-        if self.memory is None:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
 
 
 class Spool:
@@ -222,27 +178,9 @@ class LeftSpool(Spool):
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o77:
             raise PermissionError(f"{folder} is no private folder of this user")
         self.folder, self._most, self._segment = folder, MOST_BYTES, SEGMENT_BYTES
-        self._left_out, self._why, self._segments = {}, "", []
-        for name in sorted(os.listdir(folder)):
-            segment = Segment(os.path.join(folder, name), int(name))
-            segment.size, segment.count = _measured(segment.path)
-            self._segments.append(segment)
+        self._left_out, self._why = {}, ""
+        self._segments = [Segment.found(os.path.join(folder, name)) for name in sorted(os.listdir(folder))]
         self.first = self._segments[0].first if self._segments else 1
         self.last = self._segments[-1].last if self._segments else 0
         self.confirmed = self.bytes = 0
         self.rewind()
-
-
-def _measured(path: str) -> tuple[int, int]:
-    """Bytes and number of the whole frames in a file: a killed agent may have written a part of one."""
-    size, end, count = os.path.getsize(path), 0, 0
-    with open(path, "rb") as file:
-        while end + HEADER.size <= size:
-            file.seek(end)
-            kind, task, length = HEADER.unpack(file.read(HEADER.size))
-            known = (kind == EVENT and task == NO_TASK) or kind == OUTPUT
-            if not known or end + HEADER.size + length > size:
-                break
-            end += HEADER.size + length
-            count += 1
-    return end, count
