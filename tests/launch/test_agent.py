@@ -36,7 +36,7 @@ from dmltrain_launch.job.task import Ports
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.agents import Agents
 from dmltrain_launch.run.connection import Connection
-from dmltrain_launch.run.intake import EVENTS_AT_ONCE, Frames, Intake, PassedOn
+from dmltrain_launch.run.intake import EVENTS_AT_ONCE, Frames, Intake
 from dmltrain_launch.run.keeping import Keeping, NumberedEvent
 from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.stream import Stream
@@ -631,11 +631,11 @@ def waiting_agents(tmp_path: Path, events: object = None) -> tuple[Agents, Calla
     """The agents of a session that does not run, and how an event of its host comes."""
     host = Host("here", "127.0.0.1")
     supervisor = Supervisor(Job("waits", "waits", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
-    agents = Agents(supervisor, OneHost(), Intake(supervisor, events or queue.SimpleQueue()))
+    agents = Agents(supervisor, OneHost(), Intake(supervisor, None, events or queue.SimpleQueue()))
 
     def take(frames: Frames | None = None, event: object = None) -> None:
         payload = protocol.encode_event(event or Measured("", "h2", 5, 5))
-        agents.intake.take(frames or PassedOn(agents.intake, None), "here", protocol.EVENT, protocol.NO_TASK, payload)
+        agents.intake.take(frames or agents.intake, "here", protocol.EVENT, protocol.NO_TASK, payload)
 
     return agents, take
 

@@ -11,22 +11,10 @@ from hypothesis import strategies as st
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.host_job import share_of_gpus
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import (
-    OWNED,
-    WIRES,
-    Job,
-    Ports,
-    Setting,
-    host_of,
-    placements,
-    replacement,
-    successor,
-    tasks,
-    with_workers_for,
-    workdir_of,
-)
+from dmltrain_launch.job.job import OWNED, WIRES, Job, Setting, host_of, placements, with_workers_for, workdir_of
 from dmltrain_launch.job.placement import POLICIES, free_slots, gpus_of, listing, place, spare_gpus
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.job.task import Ports, replacement, successor, tasks
 from tests.launch.refusal import refusal
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]

@@ -46,16 +46,21 @@ class Frames(Protocol):
 
 
 class Intake:
-    """`events` is the queue for the supervisor. `closing`: the session ends."""
+    """Checks frames. It is the `Frames` of a job that ends with its launcher: they are passed on, and nothing is kept.
+
+    `events` is the queue for the supervisor. `closing`: the session ends.
+    """
 
     def __init__(
         self,
         attempt: Attempt,
+        output: Sink,
         events: queue.SimpleQueue[Any],
         copier: Sync | None = None,
         keep_usage: Callable[[Used], None] = lambda used: None,
     ):
-        self._attempt, self.events, self._copier, self._keep_usage = attempt, events, copier, keep_usage
+        self._attempt, self._output, self.events = attempt, output, events
+        self._copier, self._keep_usage = copier, keep_usage
         self.closing = False
         self._asked_at: dict[str, float] = {}  # by host: when the last message was sent, in s since 1970
         self._slots: dict[str, threading.Semaphore] = {}
@@ -102,12 +107,7 @@ class Intake:
         if isinstance(event, AgentEvent) and event.host in self._slots:
             self._slots[event.host].release()
 
-
-class PassedOn:
-    """`Frames` of a job that ends with its launcher: they are passed on, and nothing is kept."""
-
-    def __init__(self, intake: Intake, output: Sink):
-        self._intake, self._output = intake, output
+    # -- Frames --------------------------------------------------------------------------------------------------
 
     def begin(self, host: str) -> Callable[[], Command | None]:
         return lambda: None
@@ -116,11 +116,11 @@ class PassedOn:
         try:
             self._output.write(task, payload)
         except LaunchError as error:
-            self._intake.events.put(OutputFailed(str(error)))
+            self.events.put(OutputFailed(str(error)))
 
     def take_event(self, event: AgentEvent) -> None:
-        if mine := self._intake.for_supervisor(event):
-            self._intake.events.put(mine)
+        if mine := self.for_supervisor(event):
+            self.events.put(mine)
 
     def report(self, event: Event) -> None:
-        self._intake.events.put(event)
+        self.events.put(event)

@@ -18,7 +18,7 @@ from dmltrain_launch.clusters import Cluster
 from dmltrain_launch.control.message import ATTACH
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run.agents import Agents
-from dmltrain_launch.run.intake import Frames, Intake, PassedOn
+from dmltrain_launch.run.intake import Frames, Intake
 from dmltrain_launch.run.requests import Requests
 from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Action, Connect, Continue, Copy, Open, Reply, Send
@@ -59,9 +59,9 @@ class Session:
         self.copier, self.trace, self.requests = copier, trace, requests
         # SimpleQueue, because signal handlers call its put, which must be reentrant
         self.events: queue.SimpleQueue[Any] = requests.events if requests else queue.SimpleQueue()
-        self.intake = Intake(supervisor, self.events, copier, keep_usage)
+        self.intake = Intake(supervisor, output, self.events, copier, keep_usage)
         self.agents = Agents(supervisor, cluster, self.intake)
-        self.frames: Frames = PassedOn(self.intake, output)
+        self.frames: Frames = self.intake
         self.records = None
         if kept:
             from dmltrain_launch.run.kept_job import Records

@@ -27,8 +27,7 @@ from dmltrain_launch.run.job_record import JobRecord
 from dmltrain_launch.run.requests import Requests
 from dmltrain_launch.run.session import Session, catching
 from dmltrain_launch.run.supervise import Supervisor
-from dmltrain_launch.run.supervisor.backoff import backoff
-from dmltrain_launch.run.supervisor.limit import FAULT_CODE
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE, backoff
 from dmltrain_launch.run.supervisor.policy import policy_of
 from dmltrain_launch.run.watch import HostsWatch
 from dmltrain_launch.terminal.choice import make_display

@@ -44,8 +44,25 @@ def new_name() -> str:
 
 def is_ours(connection: socket.socket) -> bool:
     """Whether a process of this user, or of root, is at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return CREDENTIALS.unpack(credentials)[1] in (os.geteuid(), 0)
+    return peer(connection)[1] in (os.geteuid(), 0)
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The pid and uid of the process at the other end."""
+    pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, uid
+
+
+def listening(name: str) -> socket.socket:
+    """A socket with this name, without the zero byte before it. OSError if the name is taken."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def connect(name: str) -> socket.socket | None:
@@ -75,13 +92,7 @@ class Door:
     ):
         self._selector, self._take = selector, take
         self._callers: dict[socket.socket, Incoming] = {}
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.bind(f"\0{name}")
-            self._listener.listen()
-        except OSError:
-            self._listener.close()
-            raise
+        self._listener = listening(name)
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 

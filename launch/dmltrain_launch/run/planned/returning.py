@@ -17,7 +17,7 @@ from dmltrain_launch.run.planned.arrivals import Arrivals
 from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
-from dmltrain_launch.run.supervisor.backoff import backoff
+from dmltrain_launch.run.supervisor.limit import backoff
 
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 600.0
 LIVED_SECONDS = 600.0

@@ -141,7 +141,7 @@ class Processes:
     @property
     def only_replacements_left(self) -> bool:
         """Whether only workers still run that were started later: replacements and newcomers."""
-        left = [worker for worker in self.workers if worker.code is None and not worker.lost]
+        left = [worker for worker in self.workers if worker.runs]
         return bool(left) and all(process.joins for process in left)
 
     def starting_on(self, host: str) -> Process | None:
@@ -166,7 +166,7 @@ class Processes:
     @property
     def running(self) -> str:
         """The processes that have not ended, as text."""
-        return ", ".join(process.label for process in self.all if process.code is None and not process.lost)
+        return ", ".join(process.label for process in self.all if process.runs)
 
     @property
     def not_started(self) -> str:

@@ -104,9 +104,7 @@ class Replacer:
         return [self._seat(host, tasks) for host in usable if self._takes_workers(host, tasks)]
 
     def _seat(self, host: Host, tasks: Processes) -> HostSlots:
-        running = sum(
-            worker.code is None and not worker.lost for worker in tasks.workers if worker.task.host.name == host.name
-        )
+        running = sum(worker.runs for worker in tasks.workers if worker.task.host.name == host.name)
         workers = running + sum(replacement.host == host.name for replacement in self.replacements.waiting)
         return HostSlots(host.name, workers, free_slots(host, workers))
 
