@@ -62,7 +62,6 @@ LARGE = {  # classes with more methods, and how many they have: they may only sh
     "dmltrain/backends/torch/trainer.py TorchTrainer": 35,
     "dmltrain/backends/torch/distributed/buckets.py Bucket": 36,
     "dmltrain/backends/torch/distributed/gradients/reducer.py Reducer": 31,
-    "launch/dmltrain_launch/run/supervisor/prepare.py Preparation": 26,
 }
 DEEP = {  # classes with more of the project's classes above them, and how many levels
     "Float16": 4,

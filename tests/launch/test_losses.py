@@ -13,9 +13,9 @@ from dmltrain_launch.agent import commands
 from dmltrain_launch.agent.commands import Stop
 from dmltrain_launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
 from dmltrain_launch.cli import launch
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.job.options import Options
 from dmltrain_launch.job.role import WORKER
 from dmltrain_launch.run import record, report
 from dmltrain_launch.run.supervise import Supervisor
@@ -124,7 +124,7 @@ class Job3:
     @property
     def record(self) -> dict:
         """As job.json has it."""
-        return record.record(self.supervisor, "0", Options(), 0.0, None)
+        return record.record(self.supervisor, "0", AllOptions(), 0.0, None)
 
     @property
     def lost(self) -> dict[int, float]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dmltrain_launch import LaunchError, version
-from dmltrain_launch.clusters import make_cluster
+from dmltrain_launch.clusters import AllOptions, make_cluster
 from dmltrain_launch.commands import show
 from dmltrain_launch.commands.log_choice import find
 from dmltrain_launch.commands.recorded import Recorded
@@ -31,7 +31,7 @@ RELEASE_SECONDS = 15.0  # for the launcher that has the job to leave it
 def attach(options: Options, say: Callable[[str], None]) -> int:
     """The job's exit code. LaunchError if the job cannot be taken up."""
     folder = find(options.target)
-    job = read(folder, Options())
+    job = read(folder, AllOptions())
     if job.ended:
         return _report(folder, job, say)
     if job.launcher.host != platform.node():
@@ -39,7 +39,7 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
     if not (folder / JOURNAL).is_file():
         raise LaunchError(f"job {job.job} was not started with --detach, so no other launcher can take it up")
     locked = _locked(folder, job)
-    if (job := read(folder, Options())).ended:  # the other launcher has just ended it
+    if (job := read(folder, AllOptions())).ended:  # the other launcher has just ended it
         return _report(folder, job, say)
     try:
         story, size = journal.read(folder, version())

@@ -57,7 +57,7 @@ def _check_hosts(options: Options, cluster: Cluster) -> tuple[Supervisor, Check]
     hosts = [preparation.hosts.get(host.name, host) for host in cluster.hosts]
     cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
     problems = [*preparation.problems, *cause]
-    return supervisor, Check(hosts, preparation.facts, preparation.reached, problems, preparation.throughput)
+    return supervisor, Check(hosts, preparation.facts, preparation.reached, problems, preparation.throughput.measured)
 
 
 def _job_to_forecast(options: Options) -> tuple[str, Job | None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dmltrain_launch.agent.process import boot_id, process
 from dmltrain_launch.channels.exit_text import signal_name
+from dmltrain_launch.command_line.table import reached_by
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run.supervisor.attempt import Attempt
@@ -36,12 +37,7 @@ def record(
         "launcher": options.launcher_name,
         "launched_from": _launcher(),
         "control": control,
-        "reached_by": {name: getattr(options, name) for name in REACHED_BY}
-        | {
-            "identity": absolute(options.identity),
-            "mpirun": _command(options.mpirun),
-            "slurm_job": _slurm_job(options),
-        },
+        "reached_by": reached_by(options),
         "num_workers": job.num_workers,
         "num_servers": job.num_servers,
         "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
@@ -59,28 +55,7 @@ def record(
     }
 
 
-# The options that are needed to connect to the job's hosts again.
-REACHED_BY = (
-    *("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "slurm_args", "slurm_server_args", "slurm_job"),
-    *("address", "host_ip"),
-)
 HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
-
-
-def absolute(path: str) -> str:
-    """An absolute path, because `dmltrain job` may run in another folder."""
-    return os.path.abspath(os.path.expanduser(path)) if path else ""
-
-
-def _command(program: str) -> str:
-    """The same for a program, unless it is found in PATH."""
-    return absolute(program) if "/" in program else program
-
-
-def _slurm_job(options: Options) -> int:
-    """The allocation that the job uses; 0 if it uses none."""
-    text = os.environ.get("SLURM_JOB_ID", "") if options.launcher_name == "slurm" else ""
-    return options.slurm_job or int(text if text.isdecimal() else 0)
 
 
 def _launcher() -> dict[str, Any]:

@@ -11,17 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dmltrain_launch import NAME, LaunchError, version
 from dmltrain_launch.channels.exit_text import signal_name
 from dmltrain_launch.clusters import Cluster
-from dmltrain_launch.clusters.ssh import hosts_of
+from dmltrain_launch.clusters.named_hosts import named_hosts
+from dmltrain_launch.command_line.table import OPTIONS
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, placements
 from dmltrain_launch.job.options import Options
+from dmltrain_launch.job.options.option import absolute
 from dmltrain_launch.own_program import own_program
-from dmltrain_launch.run import record, report
+from dmltrain_launch.run import report
 from dmltrain_launch.run.described import advice, limits, new_mark
 from dmltrain_launch.run.job_record import JobRecord
 from dmltrain_launch.run.requests import Requests
@@ -207,13 +209,8 @@ class Start:
     @property
     def _beginning(self) -> Beginning:
         given = self.options
-        options = replace(
-            given,
-            hostfile=record.absolute(given.hostfile),
-            worker_hostfile=record.absolute(given.worker_hostfile),
-            server_hostfile=record.absolute(given.server_hostfile),
-            identity=record.absolute(given.identity),
-        )
+        files: dict[str, Any] = {row.field: absolute(getattr(given, row.field)) for row in OPTIONS if row.file}
+        options = replace(given, **files)
         hosts, listed = tuple(self.cluster.hosts), tuple(self.listed)
         from dmltrain_launch.run.journal import Beginning
 
@@ -222,7 +219,7 @@ class Start:
     def _watch(self, session: Session) -> HostsWatch:
         options = self.options
         files = [file for file in (options.hostfile, options.worker_hostfile, options.server_hostfile) if file]
-        return HostsWatch(files, lambda: hosts_of(options), session.events.put)
+        return HostsWatch(files, lambda: named_hosts(options), session.events.put)
 
     def _supervisor(self) -> Supervisor:
         policy = policy_of(self.job, self.listed, self.options.watch_hosts)

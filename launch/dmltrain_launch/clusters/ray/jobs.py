@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.in_ray.environment import need_ray
+from dmltrain_launch.clusters.ray.environment import need_ray
 
 DASHBOARD = "a URL such as http://head.example.com:8265, the address of Ray's dashboard"
 NOT_FOUND = "status code 404"

@@ -7,24 +7,22 @@ shells inside of double quotes and replaces ${NAME} in it, so words in it are pe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 from urllib.parse import quote
 
-from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.queue import passed_on
+from dmltrain_launch.clusters.queue import engine_name, passed_on
+from dmltrain_launch.clusters.share import Share, share
+from dmltrain_launch.clusters.yarn import YarnOptions
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.job.role import SERVER, WORKER
 
 LAUNCHER, HOST = "launcher", "host"
 GPU = "yarn.io/gpu"
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,53}[a-z0-9])?")
+MOST_NAME = 55  # characters
 LEAST_MEMORY = 1024  # MiB, of a container whose processes have no limits
 LAUNCHER_MEMORY = 1024  # MiB
-MODULE = "dmltrain_launch.clusters.in_yarn.container"
+MODULE = "dmltrain_launch.clusters.yarn.container"
 # Properties of YARN's services: no container is started again, the service has the state of its launcher's container.
 PROPERTIES = {"yarn.service.container-failure.retry.max": "0", "yarn.service.am-restart.max-attempts": "1"}
 APART = {"type": "ANTI_AFFINITY", "scope": "NODE", "target_tags": [HOST]}  # each container on another node
@@ -36,7 +34,7 @@ class Described:
     """A job for YARN. `words`: the command line of its launcher, which works in `workdir`; `folder`: of its logs."""
 
     name: str
-    options: Options
+    options: YarnOptions
     words: tuple[str, ...]
     workdir: str
     folder: str
@@ -47,18 +45,19 @@ class Described:
     def hosts(self) -> int:
         return self.options.yarn_hosts or self.options.num_workers or 1
 
+    @property
+    def share(self) -> Share:
+        return share(self.options, self.hosts, cores_of_worker=1)
+
 
 def service_name(name: str, exact: bool) -> str:
     """The name for YARN. `exact`: the user has chosen it, so it is not changed, but refused."""
-    made = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    made = (made if made[:1].isalpha() else f"job-{made}")[-54:].strip("-")
-    made = made if made[:1].isalpha() else f"j{made}"
-    if exact and not NAME.fullmatch(name):
-        raise LaunchError(
-            f"--job {name}: YARN accepts names of a-z, 0-9 and -, which begin with a letter and have at most 55 "
-            f"characters: use --job {made}"
-        )
-    return name if exact else made
+
+    def cut(made: str) -> str:
+        made = made[-54:].strip("-")
+        return made if made[:1].isalpha() else f"j{made}"
+
+    return engine_name("YARN", name, exact, MOST_NAME, cut)
 
 
 def variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
@@ -75,7 +74,9 @@ def service(job: Described) -> dict[str, Any]:
         "description": "a job of dmltrain",
         "configuration": {"properties": dict(PROPERTIES)},
         "components": [
-            _component(LAUNCHER, 1, _command(job, LAUNCHER, job.workdir, str(job.hosts), str(_gpus(job)), *job.words))
+            _component(
+                LAUNCHER, 1, _command(job, LAUNCHER, job.workdir, str(job.hosts), str(job.share.gpus), *job.words)
+            )
             | {"resource": {"cpus": 1, "memory": str(LAUNCHER_MEMORY)}, "configuration": _configuration(job, DOMINANT)},
             _component(HOST, job.hosts, f"{_command(job, HOST)} ${{COMPONENT_ID}}")
             | {"resource": _resource(job), "configuration": _configuration(job, {})}
@@ -97,31 +98,10 @@ def _command(job: Described, what: str, *words: str) -> str:
     return " ".join([quote(job.python), "-m", MODULE, what, *map(quote, (job.folder, *words))])
 
 
-def _on_each(job: Described, number: int) -> int:
-    return ceil(number / job.hosts)
-
-
-def _gpus(job: Described) -> int:
-    """Of each host."""
-    return job.options.worker_gpus * _on_each(job, job.options.num_workers or 1)
-
-
 def _resource(job: Described) -> dict[str, Any]:
-    """What a host needs: as much as its workers and servers do together."""
-    options = job.options
-    workers = _on_each(job, options.num_workers or 1)
-    servers = _on_each(job, (options.num_workers or 1) if options.num_servers is None else options.num_servers)
-    cores = {
-        setting.role: int(setting.value)
-        for setting in options.settings
-        if setting.name == "OMP_NUM_THREADS" and setting.role
-    }
-    memory = workers * options.worker_memory + servers * options.server_memory
-    resource: dict[str, Any] = {
-        "cpus": workers * cores.get(WORKER, 1) + servers * cores.get(SERVER, 0),
-        "memory": str(max(memory, LEAST_MEMORY)),
-    }
-    return resource | ({"additional": {GPU: {"value": _gpus(job), "unit": ""}}} if _gpus(job) else {})
+    """What a host needs."""
+    gpus = {"additional": {GPU: {"value": job.share.gpus, "unit": ""}}} if job.share.gpus else {}
+    return {"cpus": job.share.cpus, "memory": str(max(job.share.memory, LEAST_MEMORY)), **gpus}
 
 
 # -- what YARN says of a service ---------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.in_ray.keeper import Place, actor, explanation
-from dmltrain_launch.clusters.in_ray.placement import (
+from dmltrain_launch.clusters.queue import FAULT_CODE, TIMEOUT
+from dmltrain_launch.clusters.ray.keeper import Place, actor, explanation
+from dmltrain_launch.clusters.ray.placement import (
     Bundle,
     Node,
     Request,
@@ -28,7 +29,7 @@ from dmltrain_launch.clusters.in_ray.placement import (
 LOOK_SECONDS = 1.0  # between looks whether Ray has placed the group
 REMOVAL_SECONDS = 5.0
 INFEASIBLE = "INFEASIBLE"  # in Ray's own record of a placement group
-USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
+USAGE_CODE = 2
 FIX = (
     "Ask for less with --ray-nodes or --ray-resources; where the cluster grows by itself, --queue-wait SECONDS waits "
     "for that"
@@ -75,7 +76,7 @@ class Group:
             if limit is None and (why or state == INFEASIBLE):
                 raise LaunchError(f"{asked}: {why or 'this can never be placed'}; {has}. {FIX}", USAGE_CODE)
             if limit is not None and time.monotonic() - began >= limit:
-                raise LaunchError(f"{asked} after {limit:g} s; {why or 'others have it'}; {has}", TIMEOUT_CODE)
+                raise LaunchError(f"{asked} after {limit:g} s; {why or 'others have it'}; {has}", TIMEOUT)
             if state != shown:
                 self._waits(f"{asked}; {has}")
                 shown = state

@@ -9,41 +9,19 @@ from collections.abc import Callable, Sequence
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels import Channel
 from dmltrain_launch.channels.ssh.prompt import TerminalPrompt
-from dmltrain_launch.job import hosts
+from dmltrain_launch.clusters.named_hosts import named_hosts
+from dmltrain_launch.clusters.ssh import SshOptions
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.hosts.selection import select
-from dmltrain_launch.job.options import Options
 
 Connect = Callable[[Host, str, float], Channel]  # host, mark of the job, seconds
 Close = Callable[[], None]  # ends connections that are not yet established
 
 
-def hosts_of(options: Options) -> list[Host]:
-    """The hosts that the options name; LaunchError if the options are wrong."""
-    if options.worker_hostfile or options.server_hostfile:
-        if not (options.worker_hostfile and options.server_hostfile):
-            raise LaunchError("-WH and -SH need each other: one hosts file for workers, one for servers")
-        if options.hostfile or options.hosts:
-            raise LaunchError("-WH and -SH cannot be used with -H or --hosts: remove -H and --hosts")
-        listed = hosts.by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
-    elif options.hostfile and options.hosts:
-        raise LaunchError("-H and --hosts cannot be used together: remove one of them")
-    elif options.hostfile:
-        listed = hosts.read(options.hostfile)
-    elif options.hosts:
-        listed = hosts.from_list(options.hosts)
-    else:
-        raise LaunchError(
-            "no hosts given: use -H FILE (one host per line), --hosts a,b, or --launcher local for this machine"
-        )
-    return select(listed, options.include, options.exclude)
-
-
 class Cluster:
     """See `dmltrain_launch.clusters`. The user is asked for a passphrase once, for all hosts."""
 
-    def __init__(self, options: Options, hosts: Sequence[Host] | None = None, prompt: TerminalPrompt | None = None):
-        self.hosts = hosts_of(options) if hosts is None else list(hosts)
+    def __init__(self, options: SshOptions, hosts: Sequence[Host] | None = None, prompt: TerminalPrompt | None = None):
+        self.hosts = named_hosts(options) if hosts is None else list(hosts)
         if options.identity and not os.path.isfile(os.path.expanduser(options.identity)):
             raise LaunchError(f"the key {options.identity} does not exist")
         self._seconds = options.connect_timeout
@@ -61,7 +39,7 @@ class Cluster:
         self._close()
 
 
-def _paramiko(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
+def _paramiko(options: SshOptions, prompt: TerminalPrompt) -> tuple[Connect, Close]:
     from dmltrain_launch.channels.ssh import paramiko as ssh_paramiko  # takes a moment to import
     from dmltrain_launch.channels.ssh.config import Config
     from dmltrain_launch.channels.ssh.key import Keys
@@ -72,7 +50,7 @@ def _paramiko(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]
     return lambda host, mark, seconds: ssh_paramiko.connect(host, mark, access, seconds), access.close
 
 
-def _system(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
+def _system(options: SshOptions, prompt: TerminalPrompt) -> tuple[Connect, Close]:
     from dmltrain_launch.channels.ssh import system as ssh_system
 
     ssh = ssh_system.Ssh(("ssh",), options.ssh_port, options.identity, options.accept_new_host_keys)
@@ -80,5 +58,5 @@ def _system(options: Options, prompt: TerminalPrompt) -> tuple[Connect, Close]:
 
 
 # The values of --ssh.
-Channels = Callable[[Options, TerminalPrompt], tuple[Connect, Close]]
+Channels = Callable[[SshOptions, TerminalPrompt], tuple[Connect, Close]]
 CHANNELS: dict[str, Channels] = {"paramiko": _paramiko, "system": _system}

@@ -1,10 +1,4 @@
-"""Nodes of a Ray cluster: a placement group reserves them, and an actor on each starts the bridge.
-
-A program beside the launcher talks to Ray, `in_ray.driver`. It gets the placement before the job starts, so a wait for
-that does not count for the job's limits. `in_ray.relay` brings it orders for bridges, and is what the rest of the
-launcher knows as the engine. When driver or launcher end, whatever ends them, Ray removes placement group and actors,
-and with an actor its bridge ends.
-"""
+"""In the launcher: the program that talks to Ray, and the nodes and bridges that it gives to a job."""
 
 from __future__ import annotations
 
@@ -27,10 +21,10 @@ from typing import Any
 from dmltrain_launch import NAME, LaunchError
 from dmltrain_launch.channels.bridges.engine import Engine
 from dmltrain_launch.channels.bridges.runs import BridgedCluster
-from dmltrain_launch.clusters.in_ray import relay
-from dmltrain_launch.clusters.in_ray.environment import AUTO, need_ray, runtime_env
-from dmltrain_launch.clusters.in_ray.placement import Request, described, resources
-from dmltrain_launch.clusters.in_ray.queue import Queue as Queue
+from dmltrain_launch.clusters.named_hosts import named_hosts
+from dmltrain_launch.clusters.ray import RayOptions, relay
+from dmltrain_launch.clusters.ray.environment import AUTO, need_ray, runtime_env
+from dmltrain_launch.clusters.ray.placement import Request, described, resources
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.own_program import own_program
@@ -44,7 +38,7 @@ UNKNOWN = re.compile("is not a node of the Ray cluster")
 ENDED = "the program that talks to Ray has ended"
 
 
-def request(options: Options, hosts: Sequence[Host]) -> Request:
+def request(options: RayOptions, hosts: Sequence[Host]) -> Request:
     """What to ask the driver for. `hosts`: those that the user has named. LaunchError if the options are wrong."""
     bundle = resources(options.ray_resources) if options.ray_resources else {"CPU": 1.0}
     if hosts and options.ray_nodes:
@@ -63,7 +57,7 @@ def request(options: Options, hosts: Sequence[Host]) -> Request:
     )
 
 
-def check(options: Options, installed: Callable[[str], object] = importlib.util.find_spec) -> None:
+def check(options: RayOptions, installed: Callable[[str], object] = importlib.util.find_spec) -> None:
     """LaunchError if Ray is missing here, or nobody answers at the address."""
     need_ray(installed)
     address = options.address or AUTO
@@ -89,16 +83,14 @@ def check(options: Options, installed: Callable[[str], object] = importlib.util.
 def hosts_of(options: Options) -> list[Host]:
     """The nodes that the options name; []: any."""
     if options.names_hosts:
-        from dmltrain_launch.clusters import ssh
-
-        return ssh.hosts_of(options)
+        return named_hosts(options)
     if options.include or options.exclude:
         raise LaunchError("--include and --exclude need hosts to choose from: use -H FILE or --hosts with nodes of Ray")
     return []
 
 
 def merged(place: Mapping[str, Any], given: Mapping[str, Host], slots: bool) -> Host:
-    """The host of a place that `in_ray.driver` reports. `given`: those that the user has named."""
+    """The host of a place that `ray.driver` reports. `given`: those that the user has named."""
     host = given.get(place["name"]) or given.get(place["ip"]) or Host(place["name"])
     return replace(
         host,
@@ -111,7 +103,7 @@ def merged(place: Mapping[str, Any], given: Mapping[str, Host], slots: bool) -> 
 
 
 class Driver:
-    """The running `in_ray.driver`. LaunchError if Ray refuses. `close` releases all."""
+    """The running `ray.driver`. LaunchError if Ray refuses. `close` releases all."""
 
     def __init__(self, request: Request, say: Callable[[str], None]):
         specs = [importlib.util.find_spec(name) for name in ("dmltrain_launch", "dmltrain")]
@@ -119,7 +111,7 @@ class Driver:
         path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH", "")])])
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the driver
         self._popen = subprocess.Popen(
-            own_program(sys.executable, "dmltrain_launch.clusters.in_ray.driver"),
+            own_program(sys.executable, "dmltrain_launch.clusters.ray.driver"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -173,7 +165,7 @@ class Driver:
 class Cluster(BridgedCluster):
     """See `dmltrain_launch.clusters`. Without `hosts` they are known after `allocate`."""
 
-    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
+    def __init__(self, options: RayOptions, hosts: Sequence[Host] | None = None):
         check(options)
         self._options, self._given = options, hosts_of(options) if hosts is None else []
         self._request = request(options, self._given)

@@ -19,9 +19,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.in_ray.group import living
-from dmltrain_launch.clusters.in_ray.keeper import Place, actor, explanation
-from dmltrain_launch.clusters.in_ray.placement import Bundle, find, text_of
+from dmltrain_launch.clusters.ray.group import living
+from dmltrain_launch.clusters.ray.keeper import Place, actor, explanation
+from dmltrain_launch.clusters.ray.placement import Bundle, find, text_of
 
 SLOW_SECONDS = 3.0  # for an actor to start: then the user is told
 SIGNALLED = 128  # from here on an exit code of a shell is a signal's

@@ -1,6 +1,6 @@
 """Runs the launcher on Ray's head, as the command of a job of Ray, and prints its output so that Ray can carry it.
 
-    dmltrain_launch.clusters.in_ray.inside WORD...
+    dmltrain_launch.clusters.ray.inside WORD...
 
 Ray reads what a job prints as UTF-8 and as lines; programs may print anything. So the output is escaped: `decoded` is
 the inverse. Its first line is BEGIN, as Ray has printed lines of its own before. It ignores SIGTERM: `ray job stop`

@@ -20,6 +20,8 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges.bridge import VARIABLE
 from dmltrain_launch.channels.bridges.engine import Engine, bridge_command, choice
 from dmltrain_launch.channels.bridges.runs import LOOPBACK, BridgedCluster
+from dmltrain_launch.clusters.mpi import MpiOptions
+from dmltrain_launch.clusters.named_hosts import named_hosts
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.hosts.allocation import allocation
 from dmltrain_launch.job.hosts.selection import select
@@ -102,9 +104,7 @@ def command(mpirun: str, kind: str, arguments: Sequence[str], hosts: Sequence[Ho
 def hosts_of(options: Options) -> list[Host]:
     """The hosts of the options, else of the batch system's allocation, else this machine. LaunchError if wrong."""
     if options.names_hosts:
-        from dmltrain_launch.clusters import ssh
-
-        return ssh.hosts_of(options)
+        return named_hosts(options)
     allocated = allocation(os.environ)
     if not allocated and (options.include or options.exclude):
         raise LaunchError("--include and --exclude need hosts to choose from: use -H FILE or --hosts")
@@ -127,7 +127,7 @@ def engine(mpirun: str, kind: str, arguments: Sequence[str] = ()) -> Engine:
 class Cluster(BridgedCluster):
     """See `dmltrain_launch.clusters`."""
 
-    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
+    def __init__(self, options: MpiOptions, hosts: Sequence[Host] | None = None):
         chosen = hosts_of(options) if hosts is None else list(hosts)
         check(chosen)
         mpirun = engine(options.mpirun, kind(options.mpirun), options.mpirun_args)

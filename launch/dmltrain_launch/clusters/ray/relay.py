@@ -3,7 +3,7 @@ answers.
 
     python relay.py SOCKET ORDER
 
-The driver (`in_ray.driver`) listens at the abstract socket SOCKET. The order is sent together with the settings of the
+The driver (`ray.driver`) listens at the abstract socket SOCKET. The order is sent together with the settings of the
 bridges, which are in the environment, and only to a process of this user. When this program ends, the driver ends the
 bridges of its order that still run. It ignores SIGTERM: `ray job stop` sends it to all processes below the launcher,
 but the launcher must end them in order. It uses the standard library only, and nothing of `dmltrain_launch`, so that it

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.job.host import natural
 
 STRICT_SPREAD = "STRICT_SPREAD"
 STRATEGIES = {
@@ -93,12 +94,7 @@ def names(nodes: Sequence[Node]) -> dict[str, Node]:
     """The nodes by the names that hosts have here: the host's name, with a part of the node's id if two share it."""
     twice = Counter(node.host for node in nodes)
     named = [(node.host if twice[node.host] == 1 else f"{node.host}-{node.id[:8]}", node) for node in nodes]
-    return dict(sorted(named, key=lambda pair: _natural(pair[0])))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key by which h2 comes before h10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", name)]
+    return dict(sorted(named, key=lambda pair: natural(pair[0])))
 
 
 def find(name: str, nodes: Mapping[str, Node]) -> Node:

@@ -18,27 +18,23 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges.engine import Engine, bridge_command, choice
 from dmltrain_launch.channels.bridges.runs import BridgedCluster
-from dmltrain_launch.clusters import Released
-from dmltrain_launch.clusters.queue import SUBMITTED, Inside, Submitted, refusal
+from dmltrain_launch.clusters.launcher import Released
+from dmltrain_launch.clusters.named_hosts import named_hosts
+from dmltrain_launch.clusters.slurm import ASK_SECONDS, SlurmOptions
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.hosts.allocation import allocation
 from dmltrain_launch.job.hosts.selection import select
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
-from dmltrain_launch.own_program import own_program
 
 STEP = (
     "--ntasks-per-node=1",
@@ -60,7 +56,6 @@ OPTIONS = (
     "IMMEDIATE MULTI_PROG GPUS_PER_TASK GPUS_PER_SOCKET NTASKS_PER_GPU"
 )
 REMOVED = tuple(f"{prefix}_{name}" for name in OPTIONS.split() for prefix in ("SLURM", "SRUN"))
-ASK_SECONDS = 60.0
 UNREACHABLE = re.compile(r"Node failure|Communication connection failure|Socket timed out|Unable to contact slurm")
 HARMLESS = re.compile("configuration lacks support for cpu binding")
 BUSY = re.compile("Requested nodes are busy|Job step creation temporarily disabled")
@@ -94,9 +89,7 @@ def hosts_of(options: Options, components: Sequence[str]) -> list[Host]:
         roles = ROLES if len(components) == len(ROLES) else ((),)
         every = [Host(name, where=NODES, roles=roles[number]) for name, number in names.items()]
         return select(every, options.include, options.exclude)
-    from dmltrain_launch.clusters import ssh
-
-    chosen = ssh.hosts_of(options)
+    chosen = named_hosts(options)
     for host in chosen:
         where = f"{host.where}: " if host.where else ""
         if host.target not in names:
@@ -117,7 +110,7 @@ def components_by_host(components: Sequence[str]) -> dict[str, int]:
     return components_of_hosts
 
 
-def components_of(options: Options, environ: Mapping[str, str]) -> list[str]:
+def components_of(options: SlurmOptions, environ: Mapping[str, str]) -> list[str]:
     """The nodes of the allocation, such as h[1-3]; of a heterogeneous job those of each component. LaunchError if there
     is none, Released if that of the options has ended."""
     if not options.slurm_job:
@@ -185,7 +178,7 @@ def command(allocated: Allocated, hosts: Sequence[Host], again: bool = False) ->
 class Cluster(BridgedCluster):
     """See `dmltrain_launch.clusters`."""
 
-    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
+    def __init__(self, options: SlurmOptions, hosts: Sequence[Host] | None = None):
         if not shutil.which("srun"):
             raise LaunchError("srun is not installed here: start the job on a machine of the Slurm cluster", 127)
         if options.queue and not options.submit:
@@ -211,110 +204,3 @@ class Cluster(BridgedCluster):
             fixes={BUSY: BUSY_FIX, GPUS: GPUS_FIX, OUTSIDE: OUTSIDE_FIX.format(job=job)},
         )
         super().__init__(engine, chosen, options.host_ip, options.connect_timeout)
-
-
-# -- --submit: a script of sbatch starts the launcher in its allocation ------------------------------------------------
-
-REFUSED = {
-    re.compile("--signal=R?B:"): "would end the launcher: leave B: out, so that the job's processes get the signal",
-    re.compile("--gpus-per-task"): "counts tasks of srun, and the launcher has one on each node: ask for the GPUs of a "
-    "node with --slurm-args=--gpus-per-node=N; its workers divide them",
-}
-# what sbatch says: what to do
-FIXES = {
-    "Requested node configuration is not available": "no node has what --slurm-args ask for, or not enough have: "
-    "`sinfo -N -o '%N %P %c %m %G'` prints CPUs, memory (MB) and GPUs of each node",
-    "invalid partition specified": "`sinfo -o %P` prints the partitions",
-    "not permitted to use this partition": "`scontrol show partition` prints who may use which (AllowGroups); choose "
-    "another one with --slurm-args=--partition=NAME, or ask the cluster's administrators",
-}
-
-
-class Queue:
-    """See `dmltrain_launch.clusters.queue`. Without --nodes in --slurm-args a job asks for one node for each worker,
-    and without it in --slurm-server-args, if these are given, for one more for each server."""
-
-    def artefact(self, job: Inside) -> list[str]:
-        argv, script = sbatch(job)
-        return [f"{shlex.join(argv)} << 'END'", *script.splitlines(), "END"]
-
-    def submit(self, job: Inside) -> Submitted:
-        text = _answer(*sbatch(job)).strip().partition(";")[0]
-        if not text.isdecimal():
-            raise LaunchError(f"sbatch --parsable printed {text!r}: expected the number of a job")
-        where = f"in Slurm's queue, as its job {text}; it will print to {job.path}/slurm-{text}.out"
-        return Submitted({"slurm_job": int(text)}, where)
-
-    def held(self, record: Mapping[str, Any], where: Path) -> Held:
-        number = record.get("slurm_job")
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise LaunchError(f"{where}: slurm_job is {number!r}: expected a whole number, 1 or more")
-        return Held(number)
-
-
-@dataclass(frozen=True)
-class Held:
-    """Slurm's job of this number."""
-
-    number: int
-
-    @property
-    def lives(self) -> bool:
-        return bool(self._found())
-
-    def state(self) -> list[str]:
-        found = self._found()
-        words = found.split(None, 1) or ["has ended"]
-        whole = [f"Slurm's job {self.number} {'is ' if found else ''}{words[0]}", *(f"({word})" for word in words[1:])]
-        return [" ".join(whole)]
-
-    def _found(self) -> str:
-        """Its state and the reason for it, of the component that has one; "" if Slurm knows it no more."""
-        asked = ("squeue", "--noheader", f"--jobs={self.number}", "--format=%T %r")
-        lines = _answer(asked, allowed="Invalid job id").splitlines()
-        return min(lines, key=lambda line: line.endswith(" None"), default="").strip()
-
-    def cancel(self) -> None:
-        _answer(("scancel", str(self.number)), allowed="Invalid job id")
-
-
-def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
-    """argv of sbatch, and the script that it reads from its standard input. Pure."""
-    options = job.options
-    for name, arguments in (("args", options.slurm_args), ("server-args", options.slurm_server_args)):
-        for argument in arguments:
-            for sign, why in REFUSED.items():
-                if sign.match(argument):
-                    raise LaunchError(f"--slurm-{name}={argument} {why}")
-    output = str(job.path.absolute()).replace("%", "%%") + "/slurm-%j.out"
-    own = [f"--job-name={job.name}", f"--nodes={options.num_workers}", f"--output={output}", "--open-mode=append"]
-    own += [f"--partition={options.queue}"] if options.queue else []
-    servers = options.num_workers if options.num_servers is None else options.num_servers
-    if options.slurm_server_args and not servers:
-        raise LaunchError("--slurm-server-args needs servers, and this job has none: remove it, or -s 0")
-    second = [":", f"--job-name={job.name}", f"--nodes={servers}", *options.slurm_server_args]
-    launcher = [
-        *own_program(sys.executable, "dmltrain_launch.cli"),
-        "--job",
-        job.name,
-        "--log-dir",
-        str(job.path),
-        *job.argv,
-    ]
-    script = f"#!/bin/sh\nexport {SUBMITTED}=1\nexec {shlex.join(launcher)}\n"
-    first = ("sbatch", "--parsable", *own, *options.slurm_args)
-    return (*first, *(second if options.slurm_server_args else ())), script
-
-
-def _answer(argv: Sequence[str], stdin: str = "", allowed: str = "") -> str:
-    """The standard output of a command of Slurm; LaunchError if it fails, other than with the words `allowed`."""
-    try:
-        ran = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=ASK_SECONDS)
-    except FileNotFoundError:
-        raise LaunchError(f"{argv[0]} is not installed here: use a machine of the Slurm cluster", 127) from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{argv[0]} does not run: {error}", 126) from None
-    if ran.returncode and not (allowed and allowed in ran.stderr):
-        said = ran.stderr.strip() or "nothing"
-        raise LaunchError(f"{argv[0]} exited with {ran.returncode} and printed\n{said}{refusal(said, FIXES)}")
-    return ran.stdout

@@ -1,6 +1,6 @@
 """The program beside the launcher that talks to Ray: it holds the job's place there, and starts bridges in it.
 
-    dmltrain_launch.clusters.in_ray.driver
+    dmltrain_launch.clusters.ray.driver
 
 It is a process of its own because Ray ends a driver that loses its cluster, and because Ray prints to the driver's
 standard output. As Ray's driver it owns the placement group and the actors: Ray removes them when this program ends,
@@ -30,15 +30,15 @@ from typing import Any
 import ray
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.in_ray import keeper
-from dmltrain_launch.clusters.in_ray.group import Group
-from dmltrain_launch.clusters.in_ray.keeper import Place, explanation
-from dmltrain_launch.clusters.in_ray.orders import Orders
-from dmltrain_launch.clusters.in_ray.placement import Request
+from dmltrain_launch.clusters.queue import FAULT_CODE
+from dmltrain_launch.clusters.ray import keeper
+from dmltrain_launch.clusters.ray.group import Group
+from dmltrain_launch.clusters.ray.keeper import Place, explanation
+from dmltrain_launch.clusters.ray.orders import Orders
+from dmltrain_launch.clusters.ray.placement import Request
 
 OWN_PYTHON = ("pip", "uv", "conda", "py_executable", "container", "image_uri")  # of a runtime_env: brings its Python
 ANSWER_SECONDS = 60.0  # for the connection to a cluster
-FAULT_CODE = 125
 NAMESPACE = "dmltrain"
 VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+).*Ray: (\S+)\s+Python: (\S+)", re.DOTALL)  # the cluster's, and ours
 

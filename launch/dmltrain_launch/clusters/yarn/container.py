@@ -1,7 +1,7 @@
 """What runs in the containers of a job in YARN. All of them see the job's folder of logs.
 
-    python -m dmltrain_launch.clusters.in_yarn.container launcher FOLDER WORKDIR HOSTS GPUS WORD...
-    python -m dmltrain_launch.clusters.in_yarn.container host FOLDER INDEX
+    python -m dmltrain_launch.clusters.yarn.container launcher FOLDER WORKDIR HOSTS GPUS WORD...
+    python -m dmltrain_launch.clusters.yarn.container host FOLDER INDEX
 
 The launcher, whose command line is WORD..., writes its output to OUTPUT, with its exit code in the last line, and its
 own logs to the container's folder: who follows the job copies them from that output. A host waits for SETTINGS, which
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -20,8 +21,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from dmltrain_launch.channels.bridges.bridge import VARIABLE
+from dmltrain_launch.channels.bridges.engine import bridge_program
 from dmltrain_launch.channels.exit_text import exit_text
-from dmltrain_launch.clusters.queue import FOLLOWED, SUBMITTED
+from dmltrain_launch.clusters.queue import FAULT_CODE, FOLLOWED, SUBMITTED
 from dmltrain_launch.own_program import own_program
 
 OUTPUT, SETTINGS = "launcher.out", "bridge.json"
@@ -30,7 +32,6 @@ INSIDE = "DMLTRAIN_YARN"  # of the launcher: its folder, how many hosts it has, 
 LOOK_SECONDS = 0.2
 WAIT_SECONDS = 3600.0  # of a host for its launcher
 SIGNALLED = 128
-FAULT_CODE = 125
 
 
 def launcher(folder: str, workdir: str, hosts: str, gpus: str, *words: str) -> int:
@@ -59,8 +60,7 @@ def host(folder: str, index: str) -> int:
             print(f"no {path} after {WAIT_SECONDS:g} s: the launcher has not started", file=sys.stderr)
             return FAULT_CODE
         time.sleep(LOOK_SECONDS)
-    load = f'import json, os; exec(json.loads(os.environ["{VARIABLE}"])["program"])'
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", load, "dmltrain-bridge", index]
+    argv = [sys.executable, *shlex.split(bridge_program(index))]
     os.execve(sys.executable, argv, {**os.environ, VARIABLE: path.read_text()})
 
 

@@ -18,10 +18,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.in_ray import inside
-from dmltrain_launch.clusters.in_ray.environment import AUTO, runtime_env
-from dmltrain_launch.clusters.in_ray.jobs import DASHBOARD, Absent, Client, Found
-from dmltrain_launch.clusters.queue import FOLLOWED, SUBMITTED, Inside, Submitted, passed_on, waited_too_long
+from dmltrain_launch.clusters.queue import (
+    ENDED_CODE,
+    FAULT_CODE,
+    FOLLOWED,
+    SUBMITTED,
+    Inside,
+    Submitted,
+    Waiting,
+    passed_on,
+    waited_too_long,
+)
+from dmltrain_launch.clusters.ray import RayOptions, inside
+from dmltrain_launch.clusters.ray.environment import AUTO, runtime_env
+from dmltrain_launch.clusters.ray.jobs import DASHBOARD, Absent, Client, Found
 from dmltrain_launch.own_program import own_program
 from dmltrain_launch.terminal.log_folder import LOGS
 
@@ -35,7 +45,6 @@ DELETIONS = 3
 STOP_SECONDS = 60.0  # for the end of a job that was stopped
 LAUNCHER_SECONDS = 10.0  # for the launcher's end, beside --grace
 PATIENCE_SECONDS = 30.0  # for a dashboard that does not answer for a moment
-FAULT_CODE, STOPPED_CODE = 125, 143
 Say = Callable[[str], None]
 
 
@@ -49,7 +58,7 @@ def dashboard(given: str) -> str:
     return given.rstrip("/")
 
 
-def entrypoint(job: Inside) -> str:
+def entrypoint(job: Inside[RayOptions]) -> str:
     """The shell command that Ray runs on its head. LaunchError for secrets."""
     own = passed_on(job.options, os.environ, "Ray shows the command of a job in its dashboard")
     own |= {SUBMITTED: FOLLOWED, "PYTHONUNBUFFERED": "1"}
@@ -58,7 +67,7 @@ def entrypoint(job: Inside) -> str:
     return shlex.join([*command, "--job", job.name, *job.words])
 
 
-def environment(job: Inside) -> dict[str, Any]:
+def environment(job: Inside[RayOptions]) -> dict[str, Any]:
     """The runtime environment of the job in Ray: the user's, with this folder if that names none. Ray waits for the
     launcher's end as long as that waits for its processes."""
     runtime_environment = runtime_env(job.options.ray_runtime_env)
@@ -75,7 +84,7 @@ def environment(job: Inside) -> dict[str, Any]:
 class Queue:
     """See `dmltrain_launch.clusters.queue`."""
 
-    def artefact(self, job: Inside) -> list[str]:
+    def artefact(self, job: Inside[RayOptions]) -> list[str]:
         address = dashboard(job.options.address)
         return [
             "python - << 'END'",
@@ -86,7 +95,7 @@ class Queue:
             "END",
         ]
 
-    def submit(self, job: Inside) -> Submitted:
+    def submit(self, job: Inside[RayOptions]) -> Submitted:
         command, client = entrypoint(job), Client(dashboard(job.options.address))
         name = f"{re.sub('[^A-Za-z0-9_.-]', '-', job.name)}-{secrets.token_hex(4)}"
         client.submit(name, command, environment(job))
@@ -162,7 +171,7 @@ class Held:
 
         A connection may be lost or end early. So Ray is asked whether the job has ended; only then the rest is fetched.
         """
-        given, last_text = 0, ""
+        given, waiting = 0, Waiting(say)
         if wait:
             self._wait_started(say, limit)
         while wait and _lives(self._found(PATIENCE_SECONDS)):
@@ -172,9 +181,7 @@ class Held:
                         given += 1
                         yield line
             except Absent as error:
-                if (text := f"{error}; trying again") != last_text:
-                    say(text)
-                    last_text = text
+                waiting.tell(f"{error}; trying again")
             time.sleep(LOOK_SECONDS)
         text = self._client.printed(self.name).removesuffix("\n")
         yield from text.encode(errors="replace").split(b"\n")[given:] if text else ()
@@ -187,12 +194,10 @@ class Held:
             yield piece
 
     def _wait_started(self, say: Say, limit: float | None) -> None:
-        began, last_text = time.monotonic(), ""
+        waiting, began = Waiting(say), time.monotonic()
         while (found := self._found(PATIENCE_SECONDS)) and found.status == "PENDING":
             text = f"waiting: Ray's job {self.name} is {_said(found)}"
-            if text != last_text:
-                say(text)
-                last_text = text
+            waiting.tell(text)
             waited_too_long(text, began, limit)
             time.sleep(LOOK_SECONDS)
 
@@ -200,7 +205,7 @@ class Held:
         found = self._found(PATIENCE_SECONDS)
         if found is None or found.status == "STOPPED":
             how = "deleted" if found is None else "stopped"
-            raise LaunchError(f"Ray's job {self.name} was {how} while it ran", STOPPED_CODE)
+            raise LaunchError(f"Ray's job {self.name} was {how} while it ran", ENDED_CODE)
         if found.code is None:
             raise LaunchError(f"Ray's job {self.name} is {_said(found)}", FAULT_CODE)
         return found.code if found.code >= 0 else 128 - found.code

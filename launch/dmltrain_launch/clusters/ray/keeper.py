@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from dmltrain_launch.channels.bridges.bridge import VARIABLE
-from dmltrain_launch.clusters.in_ray.placement import Node
+from dmltrain_launch.clusters.ray.placement import Node
 
 SAID_CHARACTERS = 2000
 ANSWER_SECONDS = 3.0
