@@ -15,10 +15,10 @@ import pytest
 
 from dmltrain.data_command.cli import VERBS as DATA_VERBS
 from dmltrain_launch.command_line.job_options import VERBS
-from dmltrain_launch.command_line.option import Option
 from dmltrain_launch.command_line.table import OPTIONS
 from dmltrain_launch.commands import completion
 from dmltrain_launch.commands.completion import Command, choices, commands
+from dmltrain_launch.job.options.option import Option
 from tests.scripts import executable
 from tests.waiting import wait_for
 

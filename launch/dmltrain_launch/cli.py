@@ -125,13 +125,12 @@ def start(options: Options, started: Callable[[str], None] | None = None) -> int
     with opened(options) as cluster:
         listed = cluster.hosts
         job, cluster.hosts = fitted(job, listed)
-        if not started:
-            return Start(options, job, cluster, path, speaker(options), listed).run()
-        from dmltrain_launch.run.detached_start import DetachedStart
+        keeper = None
+        if started:
+            from dmltrain_launch.run.keeper import Keeper
 
-        detached = DetachedStart(options, job, cluster, path, speaker(options), listed)
-        detached.started = started
-        return detached.run()
+            keeper = Keeper(started)
+        return Start(options, job, cluster, path, speaker(options), listed, keeper).run()
 
 
 def check(options: Options, name: str = NAME) -> int:

@@ -30,7 +30,7 @@ GONE_SECONDS = 40.0
 LEFT_SECONDS = 20.0  # for the same, when nothing but the launcher is lost
 RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
 OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "dmltrain_launch.cli")
-OURS += tuple(f"dmltrain_launch.clusters.in_ray.{name}" for name in ("driver", "inside"))
+OURS += tuple(f"dmltrain_launch.clusters.ray.{name}" for name in ("driver", "inside"))
 PROGRAM = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 Strike = Callable[["Engine", Launched], str]  # returns the host that it is about
 

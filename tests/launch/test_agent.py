@@ -31,16 +31,19 @@ from dmltrain_launch.agent.reports import Slowest
 from dmltrain_launch.channels import frames
 from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.run import journal
+from dmltrain_launch.run.agents import Agents
 from dmltrain_launch.run.connection import Connection
-from dmltrain_launch.run.keeping import KeepingSession, NumberedEvent
-from dmltrain_launch.run.session import EVENTS_AT_ONCE, Session
+from dmltrain_launch.run.intake import EVENTS_AT_ONCE, Frames, Intake
+from dmltrain_launch.run.keeping import Keeping, NumberedEvent
+from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.stream import Stream
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.event import Lost
 from dmltrain_launch.run.supervisor.limit import Limits
-from dmltrain_launch.run.supervisor.process import Processes
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervisor.starter import Starter
 from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.output import Output, Silent
 from tests.scripts import executable, shell_script
@@ -624,17 +627,21 @@ def test_an_answer_that_does_not_fit_into_a_message_is_refused():
     os.close(there)
 
 
-def waiting_session(tmp_path: Path, kind: type[Session] = Session) -> tuple[Session, Callable[[], None]]:
-    """One that does not run, and how an event of its host comes to it."""
+def waiting_agents(tmp_path: Path, events: object = None) -> tuple[Agents, Callable[..., None]]:
+    """The agents of a session that does not run, and how an event of its host comes."""
     host = Host("here", "127.0.0.1")
     supervisor = Supervisor(Job("waits", "waits", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
-    session = kind(supervisor, OneHost(), None, lambda: None)
-    payload = protocol.encode_event(Measured("", "h2", 5, 5))
-    return session, lambda: session._take_frame("here", protocol.EVENT, protocol.NO_TASK, payload)
+    agents = Agents(supervisor, OneHost(), Intake(supervisor, None, events or queue.SimpleQueue()))
+
+    def take(frames: Frames | None = None, event: object = None) -> None:
+        payload = protocol.encode_event(event or Measured("", "h2", 5, 5))
+        agents.intake.take(frames or agents.intake, "here", protocol.EVENT, protocol.NO_TASK, payload)
+
+    return agents, take
 
 
 def test_events_that_nobody_takes_are_few(tmp_path):
-    session, take = waiting_session(tmp_path)
+    agents, take = waiting_agents(tmp_path)
 
     def flood() -> None:
         for _ in range(EVENTS_AT_ONCE + 1):
@@ -642,36 +649,35 @@ def test_events_that_nobody_takes_are_few(tmp_path):
 
     reader = threading.Thread(target=flood)
     reader.start()
-    wait_for(lambda: session.events.qsize() == EVENTS_AT_ONCE and waits(reader), "that it takes no more")
+    wait_for(lambda: agents.events.qsize() == EVENTS_AT_ONCE and waits(reader), "that it takes no more")
     assert reader.is_alive()
-    session.closing = True
+    agents.intake.closing = True
     reader.join(SECONDS)
     assert not reader.is_alive()
 
 
 def test_a_report_of_another_process_than_a_scheduler_is_refused(tmp_path):
-    session, _ = waiting_session(tmp_path)
-    supervisor = session.supervisor
-    supervisor.tasks = Processes(supervisor.job, [*supervisor.hosts.values()], Ports())
-    payload = protocol.encode_event(Reported("", 0, Slowest(0, 5.0)))
+    agents, take = waiting_agents(tmp_path)
+    attempt = agents.attempt
+    attempt.starter = Starter(attempt.job, [*attempt.hosts.values()], Ports())
     with pytest.raises(protocol.ProtocolError, match="a report of task 0, which is no scheduler"):
-        session._take_frame("here", protocol.EVENT, protocol.NO_TASK, payload)
+        take(event=Reported("", 0, Slowest(0, 5.0)))
 
 
 def test_an_event_that_is_written_at_once_is_confirmed(tmp_path):
-    class Quick(KeepingSession):
+    class Quick:
         """Its main thread is quicker than the thread that reads."""
 
-        def _put_any(self, item: NumberedEvent) -> None:
+        def put(self, item: NumberedEvent) -> None:
             item.stream.wrote(item.number)
             confirmed.append(item.stream.kept)
 
-    session, take = waiting_session(tmp_path, Quick)
-    session.keep(journal.Kept(tmp_path), lambda task: 0)
-    session._streams["here"] = Stream()
+    agents, take = waiting_agents(tmp_path, Quick())
+    frames = Keeping(agents, None, journal.Kept(tmp_path), lambda: 1)
+    frames.streams["here"] = Stream()
     confirmed: list[int] = []
-    take()
-    take()
+    take(frames)
+    take(frames)
     assert confirmed == [1, 2]
 
 

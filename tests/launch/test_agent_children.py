@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 
 from dmltrain_launch.agent import Refusal
-from dmltrain_launch.agent.attach import Lease
-from dmltrain_launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, UNCONFIRMED_BYTES, Channel, Incoming
+from dmltrain_launch.agent.alone.attach import Lease
+from dmltrain_launch.agent.alone.spool import MOST_BYTES, LeftSpool, Spool
+from dmltrain_launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, UNCONFIRMED_BYTES, Channel
 from dmltrain_launch.agent.children import Child, Children
 from dmltrain_launch.agent.commands import Beat, File, Spawn
 from dmltrain_launch.agent.ending import Ending
 from dmltrain_launch.agent.events import Alive
+from dmltrain_launch.agent.incoming import Incoming
 from dmltrain_launch.agent.process import Process, members, process, send_signal
 from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
 from dmltrain_launch.agent.spawn import spawn
-from dmltrain_launch.agent.spool import MOST_BYTES, LeftSpool, Spool
 from dmltrain_launch.run.journal import Kept
 from dmltrain_launch.run.stream import Stream
 from tests.descriptors import descriptors

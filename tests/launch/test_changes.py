@@ -15,10 +15,11 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.role import WORKER
 from dmltrain_launch.run import report
-from dmltrain_launch.run.elastic import ElasticSupervisor
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Connect, Open, Reply, Send
 from dmltrain_launch.run.supervisor.event import Asked, Connected, Copied, Listed, Lost, Tick, Unlisted, Unreached
 from dmltrain_launch.run.supervisor.limit import Limits
+from dmltrain_launch.run.supervisor.policy import policy_of
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, WORKER_0, WORKER_1, WORKER_2, Job3
 
 LISTED = [*HOSTS, Host("e", port=2222, slots=2)]  # in the hosts file
@@ -53,7 +54,7 @@ class Changing(Job3):
         most = {**more, "elastic": elastic, "restart_workers": replaced, "over_network": not local, "copy_to": copy}
         job = Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most)
         hosts = [Host(name, slots=1) for name in "abc"] if servers > 1 else HOSTS
-        self.supervisor = ElasticSupervisor(job, hosts, Limits(**limits), LISTED, watched)
+        self.supervisor = Supervisor(job, hosts, Limits(**limits), policy_of(job, LISTED, watched))
         self.replies: dict[int, Reply] = {}
         prepared = [Copied(name, "") for name in "abc" if copy]
         prepared += [Probed(name, facts(name, **inspected("0.5"))) for name in "abc" if not local]

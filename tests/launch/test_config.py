@@ -156,6 +156,7 @@ def test_every_option_of_other_launchers_is_known(package, file, count):
     names = [name for call in calls for name in re.findall(r"'(-[-\w]+)'", call)]
     assert len(names) >= count, "the source was read"
     ours = {name for option in OPTIONS for name in option.names}
+    assert len(ours) == sum(len(option.names) for option in OPTIONS), "no two have one name"
     unknown = {name for name in names if name not in ours and name not in TABLE and name not in ALIASES}
     assert not unknown
     assert set(ALIASES.values()) <= ours, "an alias is of something"
@@ -237,7 +238,8 @@ def test_refusals_have_a_reason_and_a_fix(row):
 def test_clusters_of_other_launchers():
     assert "from Mesos; give" in unsupported_cluster("mesos") and "-H" in unsupported_cluster("mesos")
     assert unsupported_cluster("local") == ""
-    assert parse(["-n", "1", "true"], {"DMLC_SUBMIT_CLUSTER": "local"}).launcher_name == "local"
+    for given, environ in (("--cluster", {}), ("--launcher", {}), ("", {"DMLC_SUBMIT_CLUSTER": "slurm"})):
+        assert parse([*([given, "slurm"] if given else []), "-n", "2", "true"], environ).launcher_name == "slurm"
     with pytest.raises(LaunchError, match="DMLC_SUBMIT_CLUSTER mesos: expected local"):
         parse(["-n", "1", "true"], {"DMLC_SUBMIT_CLUSTER": "mesos"})
 
@@ -251,9 +253,3 @@ def test_the_documentation_has_a_row_for_each():
     assert rows["--yarn-app-dir DIR"].startswith("refused: for dmlc's own program for YARN")
     assert rows["--kube-server-image IMAGE"].endswith("--image IMAGE")
     assert rows["--cluster mesos"].startswith("refused: ")
-
-
-@pytest.mark.parametrize("given", [["--cluster", "slurm"], ["--launcher", "slurm"], []])
-def test_slurm_is_chosen_as_in_dmlcs_tracker(given):
-    environ = {} if given else {"DMLC_SUBMIT_CLUSTER": "slurm"}
-    assert parse([*given, "-n", "2", "true"], environ).launcher_name == "slurm"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.alone.attach import CREDENTIALS
 from dmltrain_launch.control import client, listener, message
 from dmltrain_launch.control.listener import BUSY, ENDED, MOST_CONNECTIONS, Listener
 from dmltrain_launch.control.message import MOST_BYTES, Answer, ControlError, Request
@@ -117,8 +118,8 @@ class _Foreign:
         self.connection = connection
 
     def getsockopt(self, *arguments: int) -> bytes:
-        pid, _, gid = listener.CREDENTIALS.unpack(self.connection.getsockopt(*arguments))
-        return listener.CREDENTIALS.pack(pid, 4712, gid)
+        pid, _, gid = CREDENTIALS.unpack(self.connection.getsockopt(*arguments))
+        return CREDENTIALS.pack(pid, 4712, gid)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dmltrain_launch.agent.detached import TAKEN_CODE
+from dmltrain_launch.agent.alone.detached import TAKEN_CODE
 from dmltrain_launch.agent.protocol import HEADER, OUTPUT
 from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host

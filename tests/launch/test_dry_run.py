@@ -7,7 +7,6 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.cli import launch
-from dmltrain_launch.command_line.table import OPTIONS
 from dmltrain_launch.commands import dry_run
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, Setting
@@ -141,8 +140,3 @@ def test_where_each_process_runs(tmp_path, monkeypatch, capsys):
     with pytest.raises(LaunchError, match="hosts:1") as wrong:
         launch(["--plan", "-n", "1", "-H", "hosts", "train.py"])
     assert wrong.value.code == 2 and capsys.readouterr().out == ""
-
-
-def test_no_two_options_have_one_name():
-    names = [name for option in OPTIONS for name in option.names]
-    assert len(names) == len(set(names))

@@ -18,14 +18,14 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.process import boot_id, process
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.commands import jobs, processes, show, visit
 from dmltrain_launch.commands.recorded import Launcher
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.job.options import Options
-from dmltrain_launch.run import report
+from dmltrain_launch.run import record
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.limit import Limits
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import run, wait_for
 from tests.launch.refusal import refusal
@@ -110,7 +110,7 @@ def write(folder: Path, record: Any) -> Path:
 
 
 def read(folder: Path, **given: Any) -> Any:
-    return visit.read(folder, Options(**given))
+    return visit.read(folder, AllOptions(**given))
 
 
 def listed(folder: Path) -> list[str]:
@@ -278,7 +278,7 @@ def test_a_complete_record_is_read(folder):
     assert found.launcher == Launcher("login", 4056, 123456, "7b0e")
     (host,) = found.hosts
     assert {name: getattr(host, name) for name in RECORD["hosts"][0]} == RECORD["hosts"][0]
-    used = replace(Options(), **RECORD["reached_by"] | {"mpirun_args": ("--quiet",)})
+    used = replace(AllOptions(), **RECORD["reached_by"] | {"mpirun_args": ("--quiet",)})
     assert found.options == used
 
 
@@ -287,7 +287,7 @@ def test_fields_that_may_be_missing(folder):
     write(folder, {name: value for name, value in {**RECORD, **less}.items() if name != "ended"})
     found = read(folder)
     assert found.hosts == (Host("h1", where=f"{folder}/job.json: hosts[0]"),)
-    assert (found.launcher, found.options, found.ended) == (Launcher("login"), Options(), False)
+    assert (found.launcher, found.options, found.ended) == (Launcher("login"), AllOptions(), False)
     assert found.job == "a\xa0b", "this space is no control character"
 
 
@@ -371,19 +371,19 @@ def test_what_the_launcher_records_is_read_again(folder, monkeypatch):
     """Paths that were given relative to the launcher's folder lead to the same files from any other."""
     monkeypatch.chdir(folder)
     way = {"ssh": "system", "ssh_port": 2222, "identity": "key", "mpirun": "./mpirun", "mpirun_args": ("-v",)}
-    given = Options(launcher="mpi", host_ip="::1", **way)
+    given = AllOptions(launcher="mpi", host_ip="::1", **way)
     where = {"hostname": "a.b", "user": "x@y", "port": 3, "interface": "eth0.1"}
     hosts = [Host("a", "10.0.0.1", "/usr/bin/python3", **where), Host("b")]
     supervisor = Supervisor(Job("name", "name-0", ("true",), 2, 2, "/", ()), hosts, Limits())
-    write(folder, report.record(supervisor, "0", given, 0.0, None))
+    write(folder, record.record(supervisor, "0", given, 0.0, None))
     found = read(folder)
     place = f"{folder}/job.json: hosts"
     assert found.hosts == tuple(replace(host, where=f"{place}[{number}]") for number, host in enumerate(hosts))
     expected = replace(given, launcher="", identity=f"{folder}/key", mpirun=f"{folder}/mpirun")
     assert (found.options, found.cluster, found.ended) == (expected, "mpi", False)
     assert found.launcher == Launcher(platform.node(), os.getpid(), process(os.getpid()).start, boot_id())
-    write(folder, report.record(supervisor, "0", Options(), 0.0, 1.0))
-    assert read(folder).options == Options() and read(folder).ended
+    write(folder, record.record(supervisor, "0", AllOptions(), 0.0, 1.0))
+    assert read(folder).options == AllOptions() and read(folder).ended
 
 
 # -- the launcher's process --------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ def test_killing_a_job_of_root_is_refused(folder):
         os.setgid(USER)
         os.setuid(USER)
         with pytest.raises(LaunchError, match="/killed: Permission denied"):
-            visit.kill(Options(target=str(folder)), print)
+            visit.kill(AllOptions(target=str(folder)), print)
 
     if os.geteuid():
         pytest.skip("a record of root needs root")

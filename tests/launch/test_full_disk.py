@@ -11,7 +11,7 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.run import journal
-from dmltrain_launch.run.detached_start import FullDiskRetry
+from dmltrain_launch.run.keeper import FullDiskRetry
 from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.output import Output, Silent

@@ -7,10 +7,10 @@ import pytest
 
 from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.agent import commands, events, protocol
-from dmltrain_launch.agent.channel import Incoming
 from dmltrain_launch.agent.commands import AnnouncedEntry, Peer, Spawn
 from dmltrain_launch.agent.events import StoppedProcess
 from dmltrain_launch.agent.host.gpus import Reports
+from dmltrain_launch.agent.incoming import Incoming
 from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
 from dmltrain_launch.agent.reports import MADE, Told, Viewed
 from dmltrain_launch.channels import ChannelError

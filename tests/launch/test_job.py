@@ -9,24 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.agent.host.devices import share
+from dmltrain_launch.agent.host_job import share_of_gpus
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import (
-    OWNED,
-    WIRES,
-    Job,
-    Ports,
-    Setting,
-    host_of,
-    placements,
-    replacement,
-    successor,
-    tasks,
-    with_workers_for,
-    workdir_of,
-)
+from dmltrain_launch.job.job import OWNED, WIRES, Job, Setting, host_of, placements, with_workers_for, workdir_of
 from dmltrain_launch.job.placement import POLICIES, free_slots, gpus_of, listing, place, spare_gpus
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.job.task import Ports, replacement, successor, tasks
 from tests.launch.refusal import refusal
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
@@ -250,13 +238,13 @@ def test_workers_share_as_with_gpus_in_a_hosts_file(workers: int, devices: tuple
     placed = [(WORKER, rank, host) for rank in range(workers)]
     for rank in range(workers):
         expected = gpus_of(placed, rank, host)
-        found = share(",".join(devices), local_worker(rank, workers))
+        found = share_of_gpus(",".join(devices), local_worker(rank, workers))
         assert found == ({"CUDA_VISIBLE_DEVICES": ",".join(expected)} if expected else {})
 
 
 def test_the_users_own_choice_and_other_processes_stay_as_they_are():
-    assert share("0,1", {**local_worker(0, 2), "CUDA_VISIBLE_DEVICES": "7"}) == {}
-    assert share("0,1", {}) == {}
+    assert share_of_gpus("0,1", {**local_worker(0, 2), "CUDA_VISIBLE_DEVICES": "7"}) == {}
+    assert share_of_gpus("0,1", {}) == {}
 
 
 # -- under every policy ------------------------------------------------------------------------------------------------

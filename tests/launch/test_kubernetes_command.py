@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.clusters.kubernetes import api, manifest, status
 from dmltrain_launch.clusters.kubernetes.queue import Held, Queue, Shown
 from dmltrain_launch.clusters.kubernetes.queue import _kind as queue_kind
-from dmltrain_launch.clusters.queue import Inside
+from dmltrain_launch.clusters.queue import Inside, Waiting
 from dmltrain_launch.command_line.options import parse, words_inside
-from dmltrain_launch.job.options import Options
 from tests.cluster.jobset import SCHEMA
 
 PLAIN = ["--launcher", "kubernetes", "--image", "registry/me/train:1", "-n", "4"]
@@ -262,7 +262,7 @@ def test_the_launchers_pod_gets_the_command_line_without_what_is_for_this_machin
 
 def test_an_image_is_needed_and_may_be_that_of_dmlcs_workers():
     with pytest.raises(LaunchError, match="--image is missing"):
-        manifest.described("a", "b", Options(num_workers=1))
+        manifest.described("a", "b", AllOptions(num_workers=1))
     assert parse(["--kube-worker-image", "x", *PLAIN[:2], "true"], {}).image == "x"
 
 
@@ -361,7 +361,7 @@ def test_the_newest_refusal_counts():
 
 def test_a_wait_is_said_once_and_not_at_once():
     said: list[str] = []
-    waiting = status.Waiting(said.append)
+    waiting = Waiting(said.append, 1.0)
     for text, now in (("a", 0.0), ("a", 0.5), ("b", 0.9), ("b", 2.0), ("b", 3.0), ("", 4.0), ("b", 5.0), ("b", 7.0)):
         waiting.tell(text, now)
     assert said == ["b"]

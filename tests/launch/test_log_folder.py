@@ -16,12 +16,12 @@ import pytest
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.ending import write_last_line
 from dmltrain_launch.agent.events import Exited
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.commands import jobs, visit
 from dmltrain_launch.commands.recorded import Launcher
 from dmltrain_launch.commands.show import Record
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
 from dmltrain_launch.run.supervisor.event import Lost, Tick
@@ -95,11 +95,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
     assert "format" not in json.loads(GOLDEN.read_text())
-    job = visit.read(folder, Options())
+    job = visit.read(folder, AllOptions())
     assert (job.cluster, job.mark, job.ended) == ("local", "true-20261122-031852-df4089cd42eea156", True)
     (host,) = job.hosts
     assert host == Host("localhost", "127.0.0.1", "/home/user/venv/bin/python", where=f"{folder}/job.json: hosts[0]")
-    assert job.launcher == Launcher("login", 4056) and job.options == Options()
+    assert job.launcher == Launcher("login", 4056) and job.options == AllOptions()
     assert Record(folder).ended
     assert " ".join(map(str, Record(folder).sources)) == "scheduler-0 server-0 server-1 worker-0 worker-1"
     (row,) = jobs.find_jobs(folder.parent)
@@ -109,7 +109,7 @@ def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
 def test_a_newer_format_is_refused_with_the_version_that_reads_it(folder):
     newer = {**json.loads(GOLDEN.read_text()), "format": FORMAT + 1, "versions": {"dmltrain": "9.1"}}
     (folder / "job.json").write_text(json.dumps(newer))
-    for read in (lambda path: visit.read(path, Options()), lambda path: Record(path).ended):
+    for read in (lambda path: visit.read(path, AllOptions()), lambda path: Record(path).ended):
         with pytest.raises(LaunchError, match=rf"format {FORMAT + 1}, .* formats 0 to {FORMAT}: use dmltrain 9\.1"):
             read(folder)
     assert jobs.find_jobs(folder.parent)[0].state == jobs.UNREADABLE
@@ -125,7 +125,8 @@ def test_what_is_no_record_is_refused(folder, text):
 # -- the journal of a launcher: what is read of it, and what is refused ------------------------------------------------
 
 HOST = Host("h", "10.0.0.1")
-BEGINNING = Beginning(Options(), Job("job", "mark", ("true",), 1, 1, "/"), (HOST,), (HOST,), "logs/job", 5.0, key="00")
+JOB = Job("job", "mark", ("true",), 1, 1, "/")
+BEGINNING = Beginning(AllOptions(), JOB, (HOST,), (HOST,), "logs/job", 5.0, key="00")
 ENTRIES = [Entry(1.0, Tick()), Entry(2.0, Exited("h", 3, -9), "h", 7), Entry(3.0, Lost("h", "was lost"))]
 
 
@@ -175,17 +176,17 @@ def test_the_format_rises_with_what_is_pickled():
     """If this fails, a launcher cannot read an earlier one's journal: raise FORMAT, and write the new sum here."""
     found = pickled(Entry, pickled(Beginning, {}))
     assert len(found) > 30
-    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (3, 3856021134)
+    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (4, 4052785068)
 
 
 def test_of_another_format(written):
     content = (written / JOURNAL).read_bytes()
-    (written / JOURNAL).write_bytes(content.replace(b'"format": 3', b'"format": 2', 1))
-    with pytest.raises(LaunchError, match="has format 2, expected 3"):
+    (written / JOURNAL).write_bytes(content.replace(b'"format": 4', b'"format": 3', 1))
+    with pytest.raises(LaunchError, match="has format 3, expected 4"):
         journal.read(written, "1.0")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 3, "dmltrain": "1.0"}\n'])
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 4, "dmltrain": "1.0"}\n'])
 def test_what_is_not_a_journal(tmp_path, content):
     (tmp_path / JOURNAL).write_bytes(content)
     with pytest.raises(LaunchError, match="is not the journal of a launcher"):

@@ -13,15 +13,16 @@ from dmltrain_launch.agent import commands
 from dmltrain_launch.agent.commands import Stop
 from dmltrain_launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
 from dmltrain_launch.cli import launch
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.job.options import Options
 from dmltrain_launch.job.role import WORKER
-from dmltrain_launch.run import report
+from dmltrain_launch.run import record, report
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
 from dmltrain_launch.run.supervisor.event import Connected, Lost, Quiet, Tick, Unreached
 from dmltrain_launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervisor.policy import policy_of
 from tests.launch.conftest import go, said, wait_for
 
 HOSTS = [Host("a", "10.0.0.1", roles=("scheduler", "server", "worker"), slots=1)]
@@ -41,7 +42,6 @@ class Job3:
         hosts: list[Host] = HOSTS,
         servers: int = 1,
         servers_replaced: int = 0,
-        kind: type[Supervisor] = Supervisor,
         scheduler: str = "a",
         more: Mapping[str, Any] = MappingProxyType({}),
         **limits: float,
@@ -49,7 +49,7 @@ class Job3:
         """`scheduler`: its host. `more`: of the job."""
         most = {"elastic": elastic, "restart_workers": replaced, "restart_servers": servers_replaced, **more}
         job = Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most)
-        self.supervisor = kind(job, hosts, Limits(**limits))
+        self.supervisor = Supervisor(job, hosts, Limits(**limits), policy_of(job))
         self.begin(started, scheduler=scheduler)
 
     def begin(self, started: int, *prepared: object, scheduler: str = "a") -> None:
@@ -124,7 +124,7 @@ class Job3:
     @property
     def record(self) -> dict:
         """As job.json has it."""
-        return report.record(self.supervisor, "0", Options(), 0.0, None)
+        return record.record(self.supervisor, "0", AllOptions(), 0.0, None)
 
     @property
     def lost(self) -> dict[int, float]:

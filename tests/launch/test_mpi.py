@@ -16,9 +16,9 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges.bridge import VARIABLE
-from dmltrain_launch.clusters.mpi import Cluster
+from dmltrain_launch.clusters import AllOptions
+from dmltrain_launch.clusters.mpi.hosts import Cluster
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.options import Options
 from tests.launch.conftest import DEADLINE, carriers
 from tests.launch.test_agent import Conversation
 from tests.waiting import wait_for
@@ -69,7 +69,7 @@ class Mpi:
 
     def cluster(self, *hosts: Host, **options: object) -> Cluster:
         given = {"mpirun": self.name, "mpirun_args": self.arguments, "connect_timeout": DEADLINE, **options}
-        self.clusters.append(Cluster(replace(Options(), **given)))
+        self.clusters.append(Cluster(replace(AllOptions(), **given)))
         self.clusters[-1].hosts = list(hosts) or [Host("localhost", python=sys.executable)]
         return self.clusters[-1]
 

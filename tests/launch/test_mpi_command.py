@@ -14,11 +14,11 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges.bridge import ENGINES_OWN
 from dmltrain_launch.channels.bridges.engine import OUTPUT_BYTES, Started, bridge_command, choice
 from dmltrain_launch.channels.bridges.runs import addresses
-from dmltrain_launch.clusters import mpi
-from dmltrain_launch.clusters.mpi import MPICH, OPEN_MPI, check, command, kind
+from dmltrain_launch.clusters import AllOptions
+from dmltrain_launch.clusters.mpi import hosts as mpi
+from dmltrain_launch.clusters.mpi.hosts import MPICH, OPEN_MPI, check, command, kind
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.hosts.allocation import allocation
-from dmltrain_launch.job.options import Options
 from tests.scripts import shell_script
 from tests.waiting import SECONDS, wait_for
 
@@ -114,7 +114,7 @@ def test_an_mpirun_of_another_kind_or_that_says_nothing_of_its_version(tmp_path,
 
 def test_mpirun_reads_nothing_of_what_is_typed_for_the_launcher(tmp_path):
     name = program(tmp_path / "mpirun", '[ "$(readlink /proc/$$/fd/0)" = /dev/null ] && echo HYDRA')
-    asks = f"from dmltrain_launch.clusters.mpi import kind; print(kind({name!r}))"
+    asks = f"from dmltrain_launch.clusters.mpi.hosts import kind; print(kind({name!r}))"
     root = Path(mpi.__file__).parents[2]
     asked = subprocess.run([sys.executable, "-c", asks], input=b"typed", capture_output=True, cwd=root)
     assert asked.stdout == b"MPICH\n"
@@ -170,11 +170,11 @@ def test_some_hosts_of_an_allocation_or_this_machine_without_one(tmp_path, monke
     (tmp_path / "nodes").write_text("n1\nn2\nn3\n")
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
-    assert [host.name for host in mpi.hosts_of(replace(Options(), exclude="n2"))] == ["n1", "n3"]
+    assert [host.name for host in mpi.hosts_of(replace(AllOptions(), exclude="n2"))] == ["n1", "n3"]
     monkeypatch.delenv("PBS_NODEFILE")
-    assert [host.name for host in mpi.hosts_of(Options())] == ["localhost"]
+    assert [host.name for host in mpi.hosts_of(AllOptions())] == ["localhost"]
     with pytest.raises(LaunchError, match="--exclude"):
-        mpi.hosts_of(replace(Options(), exclude="a"))
+        mpi.hosts_of(replace(AllOptions(), exclude="a"))
 
 
 def test_local_bridges_connect_over_loopback_and_remote_ones_get_every_other_address():
@@ -260,7 +260,7 @@ def test_an_mpirun_that_does_not_reach_a_host_is_killed_without_waiting(tmp_path
     """It might wait for the host forever. SIGTERM first would cost the end of a job half a second or more."""
     waits = f"echo trying; echo $$ > {tmp_path}/pid; trap 'echo > {tmp_path}/term' TERM; while :; do sleep 0.1; done"
     says_what_it_is = "[ $1 = --version ] && { echo Open MPI; exit; }"
-    options = replace(Options(), mpirun=program(tmp_path / "m", f"{says_what_it_is}\n{waits}"), host_ip="127.0.0.1")
+    options = replace(AllOptions(), mpirun=program(tmp_path / "m", f"{says_what_it_is}\n{waits}"), host_ip="127.0.0.1")
     cluster = mpi.Cluster(options, [Host("far")])
     with pytest.raises(LaunchError, match=r"far was not reached by mpirun within 3 s") as caught:
         cluster.connect(Host("far"), "mark", 3.0)

@@ -384,7 +384,7 @@ def test_the_slowest_pair_is_measured_once_more_from_its_other_end(again, kept):
         (asked,) = course.say(Measured(*who_measure(asked), out=out, back=back))
     assert who_measure(asked) == (other, one) and not course.preparation.done
     assert course.say(Measured(other, one, **again)) == [] and course.preparation.done
-    found = course.preparation.throughput
+    found = course.preparation.throughput.measured
     assert (found[one][other], found[other][one]) == kept
     assert slowest(found) == (other, one)
 
@@ -399,4 +399,4 @@ def test_hosts_that_do_not_reach_each_other_measure_with_others_only():
         result = {"out": 5, "back": 5}
     assert {frozenset(each) for each in seen} == {frozenset("ac"), frozenset("bc")}
     one, other = seen[0]
-    assert course.preparation.done and course.preparation.throughput[one][other] == {"error": "timed out"}
+    assert course.preparation.done and course.preparation.throughput.measured[one][other] == {"error": "timed out"}

@@ -21,9 +21,8 @@ STARTS = {  # file -> options of Python or of a shell in it: all that could impo
     "launch/dmltrain_launch/channels/bridges/bridge.py": ["-c"],  # of a shell
     "launch/dmltrain_launch/channels/bridges/engine.py": ["-c", "-c"],  # of a shell, and -I
     "launch/dmltrain_launch/channels/ssh/stream.py": ["-c"],  # of a shell
-    "launch/dmltrain_launch/clusters/in_ray/keeper.py": ["-c"],  # -I
-    "launch/dmltrain_launch/clusters/in_yarn/container.py": ["-c"],  # -I
-    "launch/dmltrain_launch/clusters/in_yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone
+    "launch/dmltrain_launch/clusters/ray/keeper.py": ["-c"],  # -I
+    "launch/dmltrain_launch/clusters/yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone
     "launch/dmltrain_launch/clusters/kubernetes/manifest.py": ["-c", "-c"],  # of a shell
     "launch/dmltrain_launch/own_program.py": ["-c"],
 }
@@ -68,8 +67,8 @@ def test_all_starts_are_known():
     [
         ("dmltrain_launch.cli", "--version"),
         ("dmltrain.report.cli", "--help"),
-        ("dmltrain_launch.clusters.in_ray.inside", "--version"),
-        ("dmltrain_launch.clusters.in_ray.driver", ""),
+        ("dmltrain_launch.clusters.ray.inside", "--version"),
+        ("dmltrain_launch.clusters.ray.driver", ""),
     ],
 )
 def test_a_program_of_this_project_imports_nothing_from_the_current_folder(hostile, module, argument):

@@ -8,7 +8,8 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.commands import Bind, Measure, Peer, Probe, Reach
 from dmltrain_launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from dmltrain_launch.job.host import Host, Machine
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.preflight import request
 from dmltrain_launch.run.supervisor.action import Action, Connect, Copy, Send
 from dmltrain_launch.run.supervisor.event import Copied
@@ -260,7 +261,7 @@ def test_two_hosts_measure_once():
     assert course.preparation.waiting == "a (measuring the throughput)"
     assert course.say(Measured("a", "b", out=5.0, back=7.0)) == [], "there is no other pair to be slower than"
     assert course.preparation.done
-    assert course.preparation.throughput == {"a": {"b": {"speed": 5.0}}, "b": {"a": {"speed": 7.0}}}
+    assert course.preparation.throughput.measured == {"a": {"b": {"speed": 5.0}}, "b": {"a": {"speed": 7.0}}}
 
 
 @pytest.mark.parametrize("way", ["ab", "ba"])
@@ -270,7 +271,7 @@ def test_a_path_that_is_cut_in_one_direction_is_not_measured(way):
     assert course.reach(**{way[0]: way[1]}) == [] and course.preparation.done
     course = Course(check=True).ready_to_reach()
     assert course.say(Reached(way[0], {way[1]: {"ms": 0.1}}), Reached(way[1], {})) == []
-    assert course.preparation.done and not course.preparation.throughput
+    assert course.preparation.done and not course.preparation.throughput.measured
 
 
 def test_pairs_that_share_no_host_measure_side_by_side():

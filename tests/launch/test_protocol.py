@@ -11,9 +11,9 @@ from dmltrain.base.safe_text import safe_lines
 from dmltrain.kvstore.scheduler import agent, reports
 from dmltrain.kvstore.transport import message
 from dmltrain_launch.agent import commands, events
-from dmltrain_launch.agent.channel import Incoming
 from dmltrain_launch.agent.commands import COMMANDS, Beat
 from dmltrain_launch.agent.events import EVENTS
+from dmltrain_launch.agent.incoming import Incoming
 from dmltrain_launch.agent.protocol import (
     EVENT,
     GREETING,

@@ -19,16 +19,16 @@ from hypothesis import strategies as some
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.host.cores import engines_limit
-from dmltrain_launch.clusters.in_ray import inside, queue, relay
-from dmltrain_launch.clusters.in_ray.jobs import Absent, Client
-from dmltrain_launch.clusters.in_ray.placement import Node, find, inventory, lacking, names, resources, text_of
-from dmltrain_launch.clusters.in_ray.queue import Held, Queue, dashboard, entrypoint, environment
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.clusters.queue import Inside
-from dmltrain_launch.clusters.ray import check, hosts_of, merged, request, runtime_env
+from dmltrain_launch.clusters.ray import inside, queue, relay
+from dmltrain_launch.clusters.ray.hosts import check, hosts_of, merged, request, runtime_env
+from dmltrain_launch.clusters.ray.jobs import Absent, Client
+from dmltrain_launch.clusters.ray.placement import Node, find, inventory, lacking, names, resources, text_of
+from dmltrain_launch.clusters.ray.queue import Held, Queue, dashboard, entrypoint, environment
 from dmltrain_launch.commands import jobs
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Setting
-from dmltrain_launch.job.options import Options
 from dmltrain_launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import ROOT, Launcher
 from tests.other_user import OTHER_USER, as_user, python
@@ -118,7 +118,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
 
 
 def job(url: str, path: Path = Path("/logs"), **more: Any) -> Inside:
-    options = Options(launcher="ray", num_workers=1, address=url, ray_runtime_env=PACKAGE, **more)
+    options = AllOptions(launcher="ray", num_workers=1, address=url, ray_runtime_env=PACKAGE, **more)
     return Inside(options, (), "a job", path, ("-n", "1", "true"))
 
 
@@ -185,7 +185,7 @@ def test_the_address_that_is_given_counts_and_not_that_of_the_environment(ray: D
 
 
 def test_what_is_wrong_is_said_without_a_traceback(ray: Dashboard):
-    wrong = Inside(Options(ray_runtime_env='{"working_dir": 5}', address=ray.url), (), "a", Path("/logs"))
+    wrong = Inside(AllOptions(ray_runtime_env='{"working_dir": 5}', address=ray.url), (), "a", Path("/logs"))
     with pytest.raises(LaunchError, match="--ray-runtime-env: Ray does not take it"):
         Queue().submit(wrong)
     ray.refuses = True
@@ -213,7 +213,7 @@ def test_the_command_has_variables_that_are_passed_on_and_no_secrets(monkeypatch
     assert made.endswith("--launcher-inside yes --job 'a job' -n 1 true")
     with pytest.raises(LaunchError, match="TOKEN may be secret, and Ray shows the command"):
         entrypoint(job("", settings=(Setting("TOKEN", "x", ""),)))
-    given_env = Options(ray_runtime_env='{"env_vars": {"A": "1"}, "excludes": ["x"]}', grace=20.0)
+    given_env = AllOptions(ray_runtime_env='{"env_vars": {"A": "1"}, "excludes": ["x"]}', grace=20.0)
     assert environment(Inside(given_env, (), "a", Path("/logs"))) == {
         "working_dir": ".",
         "excludes": ["x"],
@@ -310,7 +310,7 @@ def test_what_a_cluster_can_never_place():
 
 
 def test_a_request_has_a_bundle_for_each_worker_node_or_host():
-    options = Options(launcher="ray", num_workers=3)
+    options = AllOptions(launcher="ray", num_workers=3)
     assert request(options, []).bundles == [{"CPU": 1.0}] * 3
     assert len(request(replace(options, ray_nodes=2), []).bundles) == 2
     asked = request(replace(options, mode="dry-run"), [Host("h1"), Host("h2")])
@@ -350,9 +350,9 @@ def test_wrong_addresses_and_a_python_without_ray_are_refused():
             ("ray://head:10001", "Ray's client is not supported: start the job on a node"),
         ):
             with pytest.raises(LaunchError, match=said):
-                check(Options(address=given), installed=lambda name: True)
+                check(AllOptions(address=given), installed=lambda name: True)
     with pytest.raises(LaunchError, match=r"Ray is not installed for .*: pip install 'dmltrain\[ray\]'") as missing:
-        check(Options(), installed=lambda name: None)
+        check(AllOptions(), installed=lambda name: None)
     assert missing.value.code == 127
 
 

@@ -12,15 +12,17 @@ from dmltrain_launch.agent.events import Ended, Refused, Started
 from dmltrain_launch.cli import launch
 from dmltrain_launch.commands.processes import lost
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
 from dmltrain_launch.run import report
 from dmltrain_launch.run.planned import returning
 from dmltrain_launch.run.supervisor.action import Connect, Send
 from dmltrain_launch.run.supervisor.event import Interrupted, Listed, Lost, Tick, Unreached
 from dmltrain_launch.run.supervisor.limit import FINISH_SECONDS, LATE_SECONDS
-from dmltrain_launch.run.supervisor.process import Processes
+from dmltrain_launch.run.supervisor.policy import policy_of
 from dmltrain_launch.run.supervisor.replace import Replacer
 from dmltrain_launch.run.supervisor.replacements import LIVED_SECONDS, HostSlots, Replacements
+from dmltrain_launch.run.supervisor.starter import Starter
 from tests.launch.conftest import go, said
 from tests.launch.test_changes import LISTED, Changing, started
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3, two_servers
@@ -145,7 +147,8 @@ def test_a_host_that_is_dedicated_to_the_other_role_takes_no_replacement(role, h
     hosts = {name: Host(name, f"10.0.0.{number}") for number, name in enumerate("ab", 1)}
     most = {"elastic": 1, "restart_workers": 1, "restart_servers": 1}
     job = Job("name", "mark", ("true",), 1, 1, "/", placement="dedicated", **most)
-    tasks, replacer = Processes(job, list(hosts.values()), Ports()), Replacer(replace(job, placement=placement))
+    tasks = Starter(job, list(hosts.values()), Ports()).processes
+    replacer = Replacer(replace(job, placement=placement), policy_of(job))
     assert [each.task.host.name for each in tasks.all] == ["b", "b", "a"]
     lost = getattr(tasks, f"{role}s")[0]
     assert lost.task.host.name == host

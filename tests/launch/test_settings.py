@@ -13,7 +13,7 @@ from dmltrain_launch.commands.processes import lost
 from dmltrain_launch.control.message import ADD, SET
 from dmltrain_launch.job.rule import parse_rule
 from dmltrain_launch.job.settings import STAYS, Settings, parse
-from dmltrain_launch.run.plain import NOT_ELASTIC, PlainSupervisor
+from dmltrain_launch.run.planned.changes import NOT_ELASTIC
 from dmltrain_launch.run.planned.settings import LOST, NONE, READ_SECONDS, SILENT, request
 from dmltrain_launch.run.supervisor.action import Reply, Send
 from dmltrain_launch.run.supervisor.event import Asked, Tick
@@ -29,7 +29,7 @@ class Setting(Job3):
     """A plain job of three hosts in which everything runs; the scheduler is on a."""
 
     def __init__(self, **most):
-        super().__init__(elastic=0, kind=PlainSupervisor, **most)
+        super().__init__(elastic=0, **most)
 
     def ask(self, what, number=0, do=SET):
         return self.say(Asked(number, do, what))

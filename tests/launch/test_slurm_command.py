@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.clusters.queue import Inside
-from dmltrain_launch.clusters.slurm import REMOVED, Allocated, command, components_of, hosts_of, sbatch
+from dmltrain_launch.clusters.slurm.hosts import REMOVED, Allocated, command, components_of, hosts_of
+from dmltrain_launch.clusters.slurm.queue import sbatch
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.options import Options
 from tests.scripts import shell_script
 
 HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]
 
 
-def submitted(options: Options) -> tuple[str, ...]:
+def submitted(options: AllOptions) -> tuple[str, ...]:
     """The command line of sbatch."""
     return tuple(sbatch(Inside(options, ("true",), "name", Path("/logs")))[0])
 
@@ -55,19 +56,19 @@ def test_one_srun_starts_the_bridges_of_all_components_with_the_options_of_each(
 def test_of_two_components_the_first_has_the_workers_and_the_second_the_servers(scontrol):
     environ = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "h[1-3]"}
     environ |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "h1 h2", "SLURM_JOB_NODELIST_HET_GROUP_1": "h3"}
-    components = components_of(Options(), environ)
+    components = components_of(AllOptions(), environ)
     assert components == ["h1 h2", "h3"]
-    found = {host.name: host.roles for host in hosts_of(Options(), components)}
+    found = {host.name: host.roles for host in hosts_of(AllOptions(), components)}
     assert found == {"h1": ("worker",), "h2": ("worker",), "h3": ("scheduler", "server")}
-    named = hosts_of(replace(Options(), hosts="h1,h3"), components)
+    named = hosts_of(replace(AllOptions(), hosts="h1,h3"), components)
     assert [(host.name, host.roles) for host in named] == [("h1", ()), ("h3", ())], "the user says it"
     with pytest.raises(LaunchError, match="this allocation has 3 components: expected one, or two, of which the first"):
-        hosts_of(Options(), ["h1", "h2", "h3"])
+        hosts_of(AllOptions(), ["h1", "h2", "h3"])
 
 
 def test_servers_with_nodes_of_their_own_are_a_component_of_the_submitted_job():
     own = ("--gres=gpu:2", "--signal=R:USR1@60")
-    options = replace(Options(), num_workers=2, num_servers=1, queue="gpu", slurm_args=own)
+    options = replace(AllOptions(), num_workers=2, num_servers=1, queue="gpu", slurm_args=own)
     assert ":" not in submitted(options)
     asked = replace(options, slurm_server_args=("--partition=cpu", "--mem=8G"))
     argv = submitted(asked)
@@ -91,20 +92,20 @@ def scontrol(tmp_path, monkeypatch) -> None:
 
 def test_no_allocation_and_other_hosts_are_refused_with_a_fix(scontrol):
     with pytest.raises(LaunchError, match="needs an allocation of Slurm, and there is none here: run `salloc -N 2 dml"):
-        components_of(Options(), {})
-    assert components_of(Options(), {"SLURM_JOB_NODELIST": "h[1-2]"}) == ["h[1-2]"]
-    assert [host.name for host in hosts_of(replace(Options(), exclude="h1"), ["h[1-2]"])] == ["h2"]
-    assert [host.name for host in hosts_of(replace(Options(), hosts="h2"), ["h[1-2]"])] == ["h2"]
+        components_of(AllOptions(), {})
+    assert components_of(AllOptions(), {"SLURM_JOB_NODELIST": "h[1-2]"}) == ["h[1-2]"]
+    assert [host.name for host in hosts_of(replace(AllOptions(), exclude="h1"), ["h[1-2]"])] == ["h2"]
+    assert [host.name for host in hosts_of(replace(AllOptions(), hosts="h2"), ["h[1-2]"])] == ["h2"]
     with pytest.raises(LaunchError, match=r"h3 is not in this allocation, which has h\[1-2\]"):
-        hosts_of(replace(Options(), hosts="h1,h3"), ["h[1-2]"])
+        hosts_of(replace(AllOptions(), hosts="h1,h3"), ["h[1-2]"])
     with pytest.raises(LaunchError, match="srun takes no user and no port for h1: remove them"):
-        hosts_of(replace(Options(), hosts="ann@h1"), ["h[1-2]"])
+        hosts_of(replace(AllOptions(), hosts="ann@h1"), ["h[1-2]"])
 
 
 def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypatch):
     squeue = tmp_path / "squeue"
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    asked = replace(Options(), slurm_job=17)
+    asked = replace(AllOptions(), slurm_job=17)
     for script, words in (
         ("echo down >&2; exit 1", "--slurm-job 17: squeue failed: down"),
         ("exit 0", "Slurm's job 17 has ended, or does not run yet"),
@@ -130,4 +131,4 @@ def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypat
 )
 def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(given, said):
     with pytest.raises(LaunchError, match=said):
-        submitted(replace(Options(num_workers=1, num_servers=1), **given))
+        submitted(replace(AllOptions(num_workers=1, num_servers=1), **given))

@@ -15,8 +15,10 @@ import pytest
 
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.network.outcome import UNAUTHENTICATED
+from dmltrain_launch.agent.ports import HeldPorts
 from dmltrain_launch.agent.process import living, process
-from dmltrain_launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_at, spawn_refusal
+from dmltrain_launch.agent.run_folder import RunFolder
+from dmltrain_launch.agent.spawn import environment_here, reached_at, spawn_refusal
 from tests.launch.conftest import DEADLINE, wait_for
 from tests.launch.test_agent import Conversation
 from tests.scripts import shell_script
@@ -177,8 +179,9 @@ def test_only_this_users_folders_are_removed_and_a_very_deep_one_ends_nothing(tm
     foreign.mkdir()
     if not os.geteuid():
         os.chown(foreign, 2002, 2002)
-    remove = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from dmltrain_launch.agent.spawn import RunFolder"
-    subprocess.run([sys.executable, "-c", f"{remove}; RunFolder('job').remove()"], cwd=ROOT, check=True)
+    there = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"
+    remove = "from dmltrain_launch.agent.run_folder import RunFolder; RunFolder('job').remove()"
+    subprocess.run([sys.executable, "-c", f"{there}; {remove}"], cwd=ROOT, check=True)
     left = {path.name for path in tmp_path.iterdir()} - {deep.name}
     assert left == {"dmltrain-job.file", "dmltrain-job.link", *([foreign.name] if not os.geteuid() else [])}
     subprocess.run(["rm", "-rf", deep], check=True)

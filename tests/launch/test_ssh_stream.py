@@ -27,9 +27,10 @@ from dmltrain_launch.channels.ssh.stream import (
     addresses,
     tcp,
 )
-from dmltrain_launch.clusters.ssh import CHANNELS, Cluster, hosts_of
+from dmltrain_launch.clusters import AllOptions
+from dmltrain_launch.clusters.named_hosts import named_hosts
+from dmltrain_launch.clusters.ssh.hosts import CHANNELS, Cluster
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.options import Options
 from tests.launch.ssh_connect import SECONDS, silent_port
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 from tests.waiting import wait_for
@@ -325,7 +326,7 @@ def files(tmp_path, monkeypatch):
 
 
 def names(**options: object) -> list[str]:
-    return [host.name for host in hosts_of(replace(Options(), **options))]
+    return [host.name for host in named_hosts(replace(AllOptions(), **options))]
 
 
 def test_the_hosts_that_the_options_name(files):
@@ -333,7 +334,8 @@ def test_the_hosts_that_the_options_name(files):
     assert names(hosts="a:2,b") == ["a", "b"]
     assert names(hostfile="hosts", include="h1,h3") == ["h1", "h3"]
     assert names(hostfile="hosts", exclude="h1") == ["h2", "h3"]
-    found = {host.name: host.roles for host in hosts_of(Options(worker_hostfile="workers", server_hostfile="servers"))}
+    by_role = named_hosts(AllOptions(worker_hostfile="workers", server_hostfile="servers"))
+    found = {host.name: host.roles for host in by_role}
     assert found.keys() == {"w1", "both", "s1"}
     assert "server" not in found["w1"] and "worker" not in found["s1"]
 
@@ -356,7 +358,7 @@ def test_wrong_options_are_refused(files, options, said):
 
 def test_a_key_that_does_not_exist(files):
     with pytest.raises(LaunchError, match="the key /no/such/key does not exist"):
-        Cluster(Options(hostfile="hosts", identity="/no/such/key"))
+        Cluster(AllOptions(hostfile="hosts", identity="/no/such/key"))
 
 
 @pytest.mark.parametrize("ssh", sorted(CHANNELS))
@@ -365,7 +367,7 @@ def test_each_way_of_ssh_reaches_the_hosts_of_a_file_as_the_options_say(ssh, ssh
     made = [sshds(known=False) for _ in range(3)]
     lines = [f"h{sshd.port} hostname=127.0.0.1 port={sshd.port}" for sshd in made[1:]]
     (tmp_path / "hosts").write_text("\n".join(["127.0.0.1", *lines]) + "\n")
-    asked = Options(hostfile=str(tmp_path / "hosts"), ssh=ssh, ssh_port=made[0].port, identity=str(home.key))
+    asked = AllOptions(hostfile=str(tmp_path / "hosts"), ssh=ssh, ssh_port=made[0].port, identity=str(home.key))
     asked = replace(asked, connect_timeout=120.0)
     if ssh == "paramiko":
         home.key.with_suffix(".pub").unlink()

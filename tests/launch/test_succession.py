@@ -9,7 +9,6 @@ import pytest
 
 from dmltrain_launch.agent.commands import Bind, NoticeCommand, Scheduler, Stop
 from dmltrain_launch.agent.events import Bound, Refused, Started
-from dmltrain_launch.run.elastic import ElasticSupervisor
 from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
 from dmltrain_launch.run.supervisor.event import Asked, Lost
 from tests.launch.conftest import go, said
@@ -26,7 +25,7 @@ class Succeeding(Job3):
     def __init__(self, most: int = 2, apart: bool = False, replaced: int = 0, **settings):
         hosts, scheduler = (APART, "c") if apart else (HOSTS, "a")
         more = {"restart_scheduler": most, **settings}
-        super().__init__(replaced=replaced, hosts=hosts, kind=ElasticSupervisor, scheduler=scheduler, more=more)
+        super().__init__(replaced=replaced, hosts=hosts, scheduler=scheduler, more=more)
 
     def bound(self, host: str, port: int = 9500) -> list:
         return self.say(Bound(host, {"scheduler": port}))
@@ -128,7 +127,7 @@ def test_at_last_the_job_ends_and_says_why():
     assert job.supervisor.exit_code == 137
     job = Succeeding(most=0)
     assert job.exit(SCHEDULER, -9) == STOP
-    assert not job.supervisor.tasks.start_one(WORKER_0).follows
+    assert not job.supervisor.starter.start(WORKER_0).command.follows
 
 
 @pytest.mark.parametrize(("done", "code"), [((), 0), ((), 75), ((), 2), ((WORKER_0, WORKER_1, WORKER_2), -9)])

@@ -9,10 +9,11 @@ import pytest
 from dmltrain_launch.agent import KILL_SECONDS, commands
 from dmltrain_launch.agent.commands import Bind, Peer, Reach, Stop
 from dmltrain_launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import OWNED, Job
-from dmltrain_launch.job.options import Options
-from dmltrain_launch.run import report
+from dmltrain_launch.run import record, report
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Connect, Copy, Send
 from dmltrain_launch.run.supervisor.event import (
     Connected,
@@ -25,7 +26,6 @@ from dmltrain_launch.run.supervisor.event import (
     Unreached,
 )
 from dmltrain_launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 from tests.launch.test_losses import Job3
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
@@ -316,7 +316,7 @@ def test_nothing_starts_once_the_end_has_begun_and_the_record_has_all_processes(
     assert supervisor.handle(Ready("b", 20, 2), 0.0) == []
     assert supervisor.handle(Refused("a", "a: no room", 2), 0.0) == []
     assert supervisor.deadline > 2.0, "nobody else is waited for but the agents"
-    rows = report.record(supervisor, "0", Options(), 0.0, None)["processes"]
+    rows = record.record(supervisor, "0", AllOptions(), 0.0, None)["processes"]
     named = [f"{row['role']}-{row['rank']} {row['host']}" for row in rows]
     assert named == ["scheduler-0 a", "server-0 a", "server-1 b", "worker-0 a", "worker-1 b"]
     assert not any(row["pid"] or row["ended_by_launcher"] for row in rows)

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent import commands, events
-from dmltrain_launch.agent.channel import Incoming
 from dmltrain_launch.agent.copy.destination import LIST, PREFIX, Destination
 from dmltrain_launch.agent.copy.receive import Receiver
 from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.agent.events import Event, Refused, Wanted
+from dmltrain_launch.agent.incoming import Incoming
 from dmltrain_launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
 from dmltrain_launch.sync import Sync
 from dmltrain_launch.sync.manifest import Manifest, Over, manifest, opened

@@ -10,13 +10,14 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.cli import job as job_program
-from dmltrain_launch.clusters import Released
-from dmltrain_launch.clusters.in_yarn.api import Absent, Api
-from dmltrain_launch.clusters.in_yarn.service import Described, running, service, service_name, variables, wanted
+from dmltrain_launch.clusters import AllOptions
+from dmltrain_launch.clusters.launcher import Released
 from dmltrain_launch.clusters.queue import Inside
-from dmltrain_launch.clusters.yarn import Cluster, Held, Queue, described
+from dmltrain_launch.clusters.yarn.api import Absent, Api
+from dmltrain_launch.clusters.yarn.hosts import Cluster
+from dmltrain_launch.clusters.yarn.queue import Held, Queue, described
+from dmltrain_launch.clusters.yarn.service import Described, running, service, service_name, variables, wanted
 from dmltrain_launch.job.job import Setting
-from dmltrain_launch.job.options import Options
 from tests.cluster.requirements import missing
 from tests.launch.conftest import Launcher, Result
 from tests.launch.yarn_server import Yarn, beside, wrong, yarn
@@ -120,11 +121,11 @@ def test_what_yarn_refuses_comes_with_a_fix(server: Yarn, run: Callable, tmp_pat
     assert done.code == 2 and "unknown queue: nowhere\n`mapred queue -list` prints the queues" in done.err, done
 
 
-def job(options: Options, path: Path = Path("/logs"), words: tuple[str, ...] = ("-n", "2", "true")) -> Inside:
+def job(options: AllOptions, path: Path = Path("/logs"), words: tuple[str, ...] = ("-n", "2", "true")) -> Inside:
     return Inside(options, words, "train", path, words)
 
 
-OPTIONS = Options(launcher="yarn", num_workers=4, yarn_url="http://rm:8088", job="train")
+OPTIONS = AllOptions(launcher="yarn", num_workers=4, yarn_url="http://rm:8088", job="train")
 
 
 def test_a_service_has_what_its_hosts_need():

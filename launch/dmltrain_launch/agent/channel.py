@@ -9,77 +9,28 @@ import math
 import os
 import selectors
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dmltrain_launch.agent.commands import Command, File
 from dmltrain_launch.agent.events import Alive, Event, Refused
+from dmltrain_launch.agent.incoming import Incoming
 from dmltrain_launch.agent.protocol import (
     EVENT,
     HEADER,
     HELLO,
-    MESSAGE_BYTES,
     NO_TASK,
     OUTPUT,
     OUTPUT_BYTES,
     ProtocolError,
-    decode_command,
     encode_event,
 )
 
 if TYPE_CHECKING:
-    from dmltrain_launch.agent.spool import Spool  # few jobs need one
+    from dmltrain_launch.agent.alone.spool import Spool  # few jobs need one
 
 READ_BYTES = OUTPUT_BYTES
 BACKLOG_BYTES = 1 << 20  # of unsent output: above it the agent stops reading from the processes
 UNCONFIRMED_BYTES = 16 << 20  # of output that the attached launcher has not confirmed: above it the agent stops, too
 SILENCE_SECONDS = 10.0  # until the job gives its own limit
-
-
-class Incoming:
-    """Splits the agent's standard input into commands and the raw bytes that follow a `File`."""
-
-    def __init__(self) -> None:
-        self.data, self.raw = bytearray(), 0
-        self.skipping = False  # until the end of a line that is too long
-
-    def feed(self, data: bytes) -> None:
-        self.data += data
-
-    def take(self) -> Command | bytes | None:
-        """The next command, or bytes of a file; None if incomplete. A line that raises ProtocolError is skipped."""
-        if self.raw:
-            content = bytes(self.data[: self.raw])
-            self.raw -= len(content)
-            del self.data[: len(content)]
-            return content or None
-        end = self.data.find(b"\n")
-        if end < 0:
-            self._check_beginning()
-            return None
-        line = self.data[:end]
-        del self.data[: end + 1]
-        if self.skipping:
-            self.skipping = False
-            return self.take()
-        command = decode_command(line)
-        self.raw = command.bytes if isinstance(command, File) else 0
-        return command
-
-    def _check_beginning(self) -> None:
-        """Check a line whose end has not arrived: ProtocolError, once for each line, if it is too long."""
-        if not self.skipping and len(self.data) <= MESSAGE_BYTES:
-            return
-        size, before = len(self.data), self.skipping
-        self.data.clear()
-        self.skipping = True
-        if not before:
-            raise ProtocolError(f"a line of more than {size} bytes; expected at most {MESSAGE_BYTES}")
-
-    def __iter__(self) -> Iterator[Command | bytes]:
-        """All complete commands, and all bytes of files."""
-        while (received := self.take()) is not None:
-            yield received
 
 
 class Channel:

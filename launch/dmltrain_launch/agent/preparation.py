@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dmltrain_launch.agent import Refusal, commands
 from dmltrain_launch.agent.channel import Channel
 from dmltrain_launch.agent.events import Bound, Measured, Probed, Reached
-from dmltrain_launch.agent.spawn import HeldPorts
+from dmltrain_launch.agent.ports import HeldPorts
 
 if TYPE_CHECKING:  # imported only when needed: each takes time to load, and few jobs need all
     from dmltrain_launch.agent.copy.receive import Receiver

@@ -12,19 +12,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dmltrain_launch.agent import Refusal, commands
-from dmltrain_launch.agent.channel import READ_BYTES, Channel
+from dmltrain_launch.agent.channel import Channel
 from dmltrain_launch.agent.children import Children
 from dmltrain_launch.agent.ending import LOOK_SECONDS, Ending, write_last_line
-from dmltrain_launch.agent.events import Alive, Ended, Listing, Noticed, Ready, Refused, Stopped, StoppedProcess
-from dmltrain_launch.agent.host import cores, devices
+from dmltrain_launch.agent.events import Alive, Ended, Listing, Ready, Refused, Stopped, StoppedProcess
+from dmltrain_launch.agent.host import cores
+from dmltrain_launch.agent.host_job import HostJob
 from dmltrain_launch.agent.preparation import Preparation
-from dmltrain_launch.agent.process import Process, become_subreaper, members
+from dmltrain_launch.agent.process import become_subreaper
 from dmltrain_launch.agent.protocol import ProtocolError, filler
-from dmltrain_launch.agent.spawn import RunFolder, environment_here, reached_at, spawn
+from dmltrain_launch.agent.signals import Signals
+from dmltrain_launch.agent.spawn import reached_at
 
 if TYPE_CHECKING:
-    from dmltrain_launch.agent.detached import Detached  # few jobs need it
-    from dmltrain_launch.agent.host.usage import Usage  # not every job samples
+    from dmltrain_launch.agent.alone.detached import Detached  # few jobs need it
 
 FAULT_CODE = 125
 
@@ -37,16 +38,12 @@ class Agent:
         self.channel = Channel(self.selector, stdin, stdout)
         self.children = Children(self.selector, self.channel, time.monotonic())
         self.preparation = Preparation(self.selector, self.channel)
-        self.mark, self.grace = "", 5.0
+        self.job = HostJob(self.selector, self.channel, self.children, self.preparation.ports)
+        self.signals = Signals(self.selector, self.channel, self.children)
+        self.grace = 5.0
         self.log_folder: str | None = None
-        self.folder: RunFolder | None = None
-        self.usage: Usage | None = None
-        self.usage_interval = 0.0  # s; 0: none
         self.ending: Ending | None = None
         self.orphaned = False  # the launcher is lost, and the agent ends the job for that reason
-        self.signalled = 0
-        self.warned = False  # by SIGUSR1, which an engine sends before it ends the job
-        self.noticed = False  # the tasks that can leave have been asked to, because of a signal
         self.detached: Detached | None = None  # the job lives on without its launcher
         self.wanted: commands.Attach | None = None  # the launcher wants to be connected with another agent
 
@@ -54,7 +51,6 @@ class Agent:
 
     def serve(self) -> str:
         """Serve one job to its end. Returns why the launcher was lost, or ""."""
-        self._watch_signals()
         self.selector.register(self.channel.stdin, selectors.EVENT_READ, self._read)
         while not self._over:
             self.channel.watch_output()
@@ -70,14 +66,13 @@ class Agent:
             if self.detached and self.detached.idle(now) and not self.ending:
                 self._stop(self.grace, now)
             if self.wanted:
-                from dmltrain_launch.agent.bridge import connect
+                from dmltrain_launch.agent.alone.bridge import connect
 
                 return connect(self.channel, self.wanted)
             self.preparation.poll()
             if not self.ending and now >= self.children.look_at:
                 self.children.look_for_frozen(now)
-            if self.usage and not self.ending and now >= self.usage.due:
-                self.usage.sample(now)
+            self.job.sample(now)
         if self.detached:
             self.detached.close()
         if self.channel.lost and self.log_folder:
@@ -92,17 +87,6 @@ class Agent:
             return ended
         return self.detached.over(time.monotonic()) if self.detached else not self.channel.backlog
 
-    def _watch_signals(self) -> None:
-        wake, waker = os.pipe()
-        for descriptor in (wake, waker):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: setattr(self.children, "zombies", True))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, frame: setattr(self, "signalled", number))
-        signal.signal(signal.SIGUSR1, lambda number, frame: setattr(self, "warned", True))
-        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, READ_BYTES))
-
     def _wait_seconds(self, now: float) -> float:
         """The time until something is due without an event."""
         if self.ending and self.channel.lost:
@@ -116,9 +100,7 @@ class Agent:
             due = min(due, self.ending.look_at)
         if self.children.by_pid and not self.ending:
             due = min(due, self.children.look_at)
-        if self.usage and not self.ending:
-            due = min(due, self.usage.due)
-        return max(0.0, due - now)
+        return max(0.0, min(due, self.job.due) - now)
 
     def _reap(self, now: float) -> None:
         if self.ending:
@@ -126,28 +108,10 @@ class Agent:
         self.children.reap()
 
     def _take_signal(self, now: float) -> None:
-        if self.warned and not self.noticed:
-            self._ask_to_leave()
-        self.warned = False
-        if self.signalled:
-            number, self.signalled = self.signalled, 0
-            if number == signal.SIGTERM and not self.noticed and self._ask_to_leave():
-                return
+        if number := self.signals.take(bool(self.ending)):
             name = signal.Signals(number).name
             self._refuse(Refusal(f"the agent on {self.channel.host} was ended by {name}", FAULT_CODE))
             self._stop(self.grace, now)
-
-    def _ask_to_leave(self) -> bool:
-        """Pass a signal on as a notice to leave: an engine sends it before it takes a spot machine away, for example.
-
-        Returns whether any process of the job can leave.
-        """
-        leaving = () if self.ending else self.children.leaving
-        if leaving:
-            self.noticed = True
-            self.channel.send(Noticed(self.channel.host, leaving))
-            self.children.ask_to_leave(leaving)
-        return bool(leaving)
 
     def _check_launcher(self, now: float) -> None:
         self.channel.check_silence(now)
@@ -203,7 +167,7 @@ class Agent:
             commands.Reach: self.preparation.reach_peers,
             commands.Measure: self.preparation.measure,
             commands.Start: self._start,
-            commands.Scheduler: self._follow,
+            commands.Scheduler: self.job.follow,
             commands.Tell: self._tell,
             commands.NoticeCommand: self._notice,
             commands.Stop: self._end,
@@ -216,14 +180,13 @@ class Agent:
         self.channel.send(Refused(self.channel.host, str(refusal), refusal.code))
 
     def _begin(self, job: commands.JobCommand) -> None:
-        """Make the job's private folder; answers Ready."""
-        self.mark, self.grace, self.log_folder, self.usage_interval = job.mark, job.grace, job.log_folder, job.usage
+        """Answers Ready."""
+        self.grace, self.log_folder = job.grace, job.log_folder
         self.channel.host, self.channel.silence = job.host, job.silence
-        self.folder, self.preparation.key = RunFolder(self.mark), job.key
-        if job.key:
-            self.folder.create(job.key, job.certificate)
+        self.preparation.key = job.key
+        self.job.begin(job)
         if job.detach:
-            from dmltrain_launch.agent.detached import Detached
+            from dmltrain_launch.agent.alone.detached import Detached
 
             self.detached = Detached(self.selector, self.channel, self.children, job)
         machine = cores.report()
@@ -234,28 +197,10 @@ class Agent:
         )
 
     def _start(self, command: commands.Start) -> None:
-        """Start the tasks, in order; answers one Started each."""
         self.preparation.finish()
-        base = environment_here(command.unset)
-        given = base.pop(devices.VARIABLE, "")
-        base.pop(cores.VARIABLE, None)
-        base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
-        if self.folder and self.folder.certificate_file:
-            base["DMLTRAIN_CERTIFICATE_FILE"] = self.folder.certificate_file
-        if command.follows and self.folder:
-            base["DMLTRAIN_SCHEDULER_FILE"] = self.folder.scheduler_file
         if command.tasks and self.detached:
             self.detached.open(self._read, self._take_all)
-        for task in command.tasks:
-            if self.ending:
-                return
-            listener = self.preparation.ports.take("scheduler") if task.listens else None
-            own = {**base, **devices.share(given, task.environment)}
-            self.children.add(spawn(task, own, self.channel.host, listener))
-        if self.usage_interval and not self.usage:
-            from dmltrain_launch.agent.host.usage import Usage
-
-            self.usage = Usage(self.selector, self.channel, self.usage_interval, time.monotonic())
+        self.job.start(command)
 
     def _attach(self, command: commands.Attach) -> None:
         self.wanted = command
@@ -263,10 +208,6 @@ class Agent:
     def _kept(self, command: commands.Kept) -> None:
         if self.channel.spool:
             self.channel.spool.confirm(command.frame)
-
-    def _follow(self, command: commands.Scheduler) -> None:
-        if self.folder and self.folder.scheduler_file and not self.ending:
-            self.folder.follow(command.incarnation, command.address, command.port)
 
     def _tell(self, command: commands.Tell) -> None:
         self.children.tell(command.task, command.message)
@@ -292,9 +233,8 @@ class Agent:
         """End every process of the job; a second call can only shorten the grace. `dump`: print Python stacks first."""
         if self.ending:
             return self.ending.shorten(now, grace)
-        if self.usage:
-            self.usage.close(now)
-        self.ending = Ending(self.mark, now, grace, self._members, self.children.leaving_pids)
+        self.job.end(now)
+        self.ending = Ending(self.job.mark, now, grace, self.job.members, self.children.leaving_pids)
         processes = self.ending.members()
         if dump:
             self.ending.dump(processes)
@@ -307,19 +247,10 @@ class Agent:
             self.channel.send(Stopped(self.channel.host, stopped))
         self.ending.terminate(processes)
 
-    def _members(self, mark: str, root: int) -> dict[int, Process]:
-        """The processes of the job, without nvidia-smi: it is killed, but may hang in its driver, which nobody
-        awaits."""
-        processes = members(mark, root)
-        return {
-            pid: process for pid, process in processes.items() if not (self.usage and self.usage.gpus.is_mine(process))
-        }
-
     def _finish(self, left: list[int]) -> None:
         self.preparation.close()
         self.children.collect_all()
-        if self.folder:
-            self.folder.remove(self.channel.spool.folder if self.channel.spool else "")
+        self.job.remove(keep=self.channel.spool.folder if self.channel.spool else "")
         self.channel.send(Ended(self.channel.host, tuple(left)))
 
 

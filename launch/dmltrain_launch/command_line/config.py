@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import yaml
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.command_line.option import Option
+from dmltrain_launch.job.options.option import Option
 
 PROGRAM = "program"
 TAG = "tag:yaml.org,2002:"

@@ -7,25 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.command_line.option import Option
 from dmltrain_launch.command_line.options import split, table
-from dmltrain_launch.command_line.table import BY_NAME
+from dmltrain_launch.command_line.table import BY_NAME, OPTIONS
+from dmltrain_launch.job.options.option import Option
 from dmltrain_launch.job.settings import EXAMPLE, parse
 
-CONNECTION_OPTIONS = (
-    "--ssh",
-    "--ssh-port",
-    "--identity",
-    "--accept-new-host-keys",
-    "--connect-timeout",
-    "--mpirun",
-    "--mpirun-args",
-    "--slurm-args",
-    "--slurm-server-args",
-    "--slurm-job",
-    "--address",
-    "--host-ip",
-)
+CONNECTION_OPTIONS = tuple(option.names[-1] for option in OPTIONS if option.reaches or option.record)
 HELP = ("--help",)
 SETTINGS = "kv_store=NAME staleness=N"
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.command_line.option import Apply, Option
 from dmltrain_launch.job.job import Setting
 from dmltrain_launch.job.options import Options
+from dmltrain_launch.job.options.option import Apply, Option, Record
 from dmltrain_launch.job.role import SERVER, WORKER
 
 CLUSTER_VARIABLE = "DMLC_SUBMIT_CLUSTER"  # dmlc's environment variable for the default of --cluster
@@ -114,7 +114,15 @@ ROWS = (
         _memory("worker_memory"),
     ),
     Option(("--server-memory",), "4g", "memory limit per server", _memory("server_memory")),
-    Option(("--host-ip",), "IP", "address of this machine that the hosts can reach (default: detected)", _host_ip),
+    Option(
+        ("--host-ip",),
+        "IP",
+        "address of this machine that the hosts can reach (default: detected)",
+        _host_ip,
+        "host_ip",
+        reaches=True,
+        record=Record(),
+    ),
     Option(("--log-level",), "LEVEL", "level of the launcher's messages: INFO (default) or DEBUG", _log_level),
     Option(("--ship-libcxx",), "DIR", "folder on the hosts to put first in LD_LIBRARY_PATH", _ship_libcxx),
     Option(

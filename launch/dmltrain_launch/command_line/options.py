@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters import any_with, launchers_with
+from dmltrain_launch.clusters import AllOptions, any_with, launchers_with
 from dmltrain_launch.command_line import old_options
-from dmltrain_launch.command_line.option import Option
 from dmltrain_launch.command_line.table import BY_NAME, OPTIONS, use_launcher
 from dmltrain_launch.job.job import Setting
 from dmltrain_launch.job.options import Options
+from dmltrain_launch.job.options.option import Option
 from dmltrain_launch.secret import is_secret
 
 # Variables of the launcher's environment that all processes of the job get.
@@ -31,13 +31,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """The options in `argv`, which begins after the program's own name. LaunchError if it is wrong."""
     settings = tuple(Setting(name, value) for name, value in environ.items() if FORWARDED.fullmatch(name))
     given, program = _expanded(argv, environ)
-    options = Options(settings=settings)
+    options = AllOptions(settings=settings)
     for option, name, value in given:
         options = option.apply(options, value, name, environ)
     options = replace(options, program=program)
     if not options.launcher and environ.get(old_options.CLUSTER_VARIABLE):
         options = use_launcher(options, environ[old_options.CLUSTER_VARIABLE], old_options.CLUSTER_VARIABLE, environ)
-    _refuse_unused(options, [(name, option.names) for option, name, _ in given])
+    _refuse_unused(options, [(name, option) for option, name, _ in given])
     return options
 
 
@@ -54,20 +54,12 @@ def _expanded(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[tup
     return given, program
 
 
-# Options that say what the command does that submits a job, or name files of its machine.
-FOR_SUBMITTING = (
-    *("--config", "--submit", "--dry-run", "--job", "--log-dir", "--log-file", "--quiet", "--no-live"),
-    *("--kube-template", "--kube-context", "--kube-jobset", "--launcher", "--launcher-inside", "--yarn-url"),
-    *("--address", "--ray-runtime-env"),
-)
-
-
 def words_inside(argv: Sequence[str], environ: Mapping[str, str], launcher: str) -> tuple[str, ...]:
     """The command line for a launcher inside of a cluster, which does not see this machine's files."""
     given, program = _expanded(argv, environ)
     words = ["--launcher", launcher]
     for option, name, value in given:
-        if not set(option.names) & set(FOR_SUBMITTING):
+        if not option.here:
             words += [name, _without_secret(option, value, environ)] if option.value else [name]
     return (*words, "--", *program)
 
@@ -81,12 +73,12 @@ def _without_secret(option: Option, value: str, environ: Mapping[str, str]) -> s
     return value
 
 
-def _refuse_unused(options: Options, given: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Refuse options that would have no effect. `given`: each as it was spelt, and all its names."""
-    for name, names in given:
-        if options.mode in STARTS and options.launcher_name not in launchers_with(names[0]):
+def _refuse_unused(options: Options, given: Sequence[tuple[str, Option]]) -> None:
+    """Refuse options that would have no effect. `given`: each as it was spelt, and what it is."""
+    for name, option in given:
+        if options.mode in STARTS and options.launcher_name not in launchers_with(option):
             raise LaunchError(
-                f"{name} needs --launcher {any_with(names[0])}, but this job uses {options.launcher_name}: remove it"
+                f"{name} needs --launcher {any_with(option)}, but this job uses {options.launcher_name}: remove it"
             )
     if options.sync_exclude and not options.sync_dst_dir:
         raise LaunchError("--sync-exclude needs --sync-dst-dir: add it, or remove --sync-exclude")
@@ -107,7 +99,7 @@ HOST_LISTS = {"--hosts", "--include", "--exclude"}  # the command line replaces 
 
 def _try(environ: Mapping[str, str], option: Option, name: str, value: str) -> None:
     """Raise LaunchError if the option does not accept the value."""
-    option.apply(Options(), value, name, environ)
+    option.apply(AllOptions(), value, name, environ)
 
 
 def split(argv: Sequence[str]) -> tuple[list[tuple[Option, str, str]], tuple[str, ...]]:
@@ -162,8 +154,7 @@ Exit code: 0, or that of the first process to fail (128 + n for signal n); 2 usa
 """
 
 
-# Not in dmltrain-check.
-OTHER_MODES = (
+OTHER_MODES = {
     "--check",
     "--dry-run",
     "--plan",
@@ -174,11 +165,11 @@ OTHER_MODES = (
     "--follow",
     "--show",
     "--detach",
-)
+}
 
 
 def check_usage() -> str:
-    """The text of dmltrain-check --help."""
+    """The text of dmltrain-check --help, which has no other modes."""
     options = [option for option in OPTIONS if option.names[0] not in OTHER_MODES]
     return f"""usage: dmltrain-check [options] [program [arguments of the program]]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dmltrain_launch import LaunchError, version
-from dmltrain_launch.clusters import make_cluster
+from dmltrain_launch.clusters import AllOptions, make_cluster
 from dmltrain_launch.commands import show
 from dmltrain_launch.commands.log_choice import find
 from dmltrain_launch.commands.recorded import Recorded
@@ -19,7 +19,8 @@ from dmltrain_launch.control.client import ask
 from dmltrain_launch.control.message import ATTACH, Request
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal
-from dmltrain_launch.run.detached_start import AttachedStart
+from dmltrain_launch.run.keeper import Keeper
+from dmltrain_launch.run.start import Start
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
 from dmltrain_launch.terminal.log_folder import JOURNAL, RECORD, LogFolder
 from dmltrain_launch.terminal.record import read_own_record
@@ -30,7 +31,7 @@ RELEASE_SECONDS = 15.0  # for the launcher that has the job to leave it
 def attach(options: Options, say: Callable[[str], None]) -> int:
     """The job's exit code. LaunchError if the job cannot be taken up."""
     folder = find(options.target)
-    job = read(folder, Options())
+    job = read(folder, AllOptions())
     if job.ended:
         return _report(folder, job, say)
     if job.launcher.host != platform.node():
@@ -38,7 +39,7 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
     if not (folder / JOURNAL).is_file():
         raise LaunchError(f"job {job.job} was not started with --detach, so no other launcher can take it up")
     locked = _locked(folder, job)
-    if (job := read(folder, Options())).ended:  # the other launcher has just ended it
+    if (job := read(folder, AllOptions())).ended:  # the other launcher has just ended it
         return _report(folder, job, say)
     try:
         story, size = journal.read(folder, version())
@@ -46,12 +47,12 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
         raise LaunchError(f"the launcher of job {job.job} was killed before it started the job") from None
     if story.beginning.job.mark != job.mark:
         raise LaunchError(f"{folder / JOURNAL} is of another job than {folder / RECORD}")
-    began = story.beginning
+    began, path = story.beginning, Path(locked.shown)
     shown = replace(began.options, quiet=options.quiet, live=options.live)
-    story.beginning = replace(began, options=shown)
     cluster = make_cluster(shown.launcher_name, shown, began.hosts)
+    keeper = Keeper(taken=(story, size))
     try:
-        return AttachedStart(story, size, cluster, locked, say).run()
+        return Start(shown, began.job, cluster, path, say, began.listed, keeper, locked, began.began).run()
     finally:
         cluster.close()
 

@@ -6,19 +6,19 @@ import platform
 from collections.abc import Callable
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.commands import show
 from dmltrain_launch.commands.log_choice import find
 from dmltrain_launch.commands.visit import read
 from dmltrain_launch.control.client import FAULT_CODE, ask
 from dmltrain_launch.control.message import Request
-from dmltrain_launch.job.options import Options
 from dmltrain_launch.terminal.log_folder import JOURNAL
 
 
 def change(do: str, target: str, what: str, write_line: Callable[[str], None]) -> int:
     """Ask for it. Returns the exit code; LaunchError if the job's launcher cannot be asked."""
     folder = find(target)
-    job = read(folder, Options())
+    job = read(folder, AllOptions())
     if job.ended:
         raise LaunchError(f"job {job.job} has ended", FAULT_CODE)
     if job.launcher.host != platform.node():

@@ -19,7 +19,7 @@ from dmltrain_launch.preflight import Problem
 from dmltrain_launch.preflight.table import Check, drawn, lines
 from dmltrain_launch.run.described import limits, make_job, used_hosts
 from dmltrain_launch.run.session import Session, catching
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervise import Supervisor
 
 Print = Callable[[str], None]
 
@@ -57,7 +57,7 @@ def _check_hosts(options: Options, cluster: Cluster) -> tuple[Supervisor, Check]
     hosts = [preparation.hosts.get(host.name, host) for host in cluster.hosts]
     cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
     problems = [*preparation.problems, *cause]
-    return supervisor, Check(hosts, preparation.facts, preparation.reached, problems, preparation.throughput)
+    return supervisor, Check(hosts, preparation.facts, preparation.reached, problems, preparation.throughput.measured)
 
 
 def _job_to_forecast(options: Options) -> tuple[str, Job | None]:

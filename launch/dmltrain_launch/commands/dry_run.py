@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 
 from dmltrain_launch.clusters import LAUNCHERS
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports, Task, tasks, workdir_of
+from dmltrain_launch.job.job import Job, workdir_of
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.job.role import WORKER
+from dmltrain_launch.job.task import Ports, Task, tasks
 from dmltrain_launch.secret import HIDDEN, is_secret, redact
 
 BY_AGENT = "<chosen by the agent>"

@@ -62,7 +62,7 @@ class Signals:
             raise Interrupted
 
 
-def run(job: Inside, say: Say) -> int:
+def run(job: Inside[Options], say: Say) -> int:
     """Submit a job, and follow it to its end. Returns its exit code. A signal ends it."""
     signals = Signals()
     with catching(signals.take):
@@ -107,7 +107,7 @@ def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: S
     return 128 + signals.arrived
 
 
-def _cancel(followed: Followed, job: Inside, code: int, say: Say) -> None:
+def _cancel(followed: Followed, job: Inside[Options], code: int, say: Say) -> None:
     """Remove the job from the engine, and note in the log folder that it has ended."""
     try:
         followed.cancel()

@@ -6,21 +6,22 @@ other field, type or character is a LaunchError that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters import LAUNCHERS, listing
-from dmltrain_launch.command_line.table import BY_NAME
+from dmltrain_launch.clusters import LAUNCHERS, AllOptions, listing
+from dmltrain_launch.command_line.table import RECORDED
 from dmltrain_launch.job import hosts
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.hosts.attribute import PATH_OR_COMMAND, PYTHON, convert, host_name
+from dmltrain_launch.job.hosts.attribute import convert, host_name
 from dmltrain_launch.job.hosts.entry import errors_at
 from dmltrain_launch.job.job import MARK
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.run.report import HOST_FACTS, REACHED_BY
+from dmltrain_launch.job.options.option import Option
+from dmltrain_launch.run.record import HOST_FACTS
 
 ATTRIBUTES = {"address": "addr"}  # of hosts files, for fields that have another name
 MOST_PID = 1 << 30  # above every kernel's
@@ -147,40 +148,24 @@ def _host(found: object, where: str) -> Host:
 
 def _options(fields: _Fields, given: Options) -> Options:
     """`given`, completed by the recorded options that it leaves at their defaults."""
-    fields.only(REACHED_BY)
-    options, default = Options(), Options()
-    for name in REACHED_BY:
+    fields.only(tuple(RECORDED))
+    options, default = AllOptions(), AllOptions()
+    for name, option in RECORDED.items():
         if getattr(given, name) == getattr(default, name):
-            for value in _values(fields, name):
-                options = BY_NAME["--" + name.replace("_", "-")].apply(options, value, f"{fields.where}: {name}", {})
-    changed = {name: getattr(options, name) for name in REACHED_BY if getattr(options, name) != getattr(default, name)}
+            for value in _values(fields, name, option, getattr(default, name)):
+                options = option.apply(options, value, f"{fields.where}: {name}", {})
+    changed = {name: getattr(options, name) for name in RECORDED if getattr(options, name) != getattr(default, name)}
     return replace(given, **changed)
 
 
-def _values(fields: _Fields, name: str) -> list[str]:
+def _values(fields: _Fields, name: str, option: Option, default: object) -> list[str]:
     """The texts to give for this option on a command line."""
-    if name in ("mpirun_args", "slurm_args", "slurm_server_args"):
+    assert option.record
+    if isinstance(default, tuple):
         return [fields.checked(name, each) for each in fields.value(name, list, [])]
-    if name in NUMBERS:
-        return [str(number)] if (number := fields.number(name, NUMBERS[name])) else []
+    if isinstance(default, int):
+        return [str(number)] if (number := fields.number(name, option.record.most)) else []
     value = fields.text(name, "")
-    check = PATHS.get(name)
-    if value and check:
-        check(fields, name, value)
+    if value and (expected := option.record.wrong(value)):
+        raise fields.wrong(name, expected, value)
     return [value] if value else []
-
-
-NUMBERS = {"ssh_port": 65535, "slurm_job": (1 << 32) - 1}  # and their highest values
-
-
-def _absolute(fields: _Fields, name: str, value: str) -> None:
-    if not value.startswith("/"):
-        raise fields.wrong(name, "a path that starts with /, because this command may run in another folder", value)
-
-
-def _command(fields: _Fields, name: str, value: str) -> None:
-    if not PYTHON.fullmatch(value):
-        raise fields.wrong(name, f"{PATH_OR_COMMAND}; use --mpirun PATH", value)
-
-
-PATHS: dict[str, Callable[[_Fields, str, str], None]] = {"identity": _absolute, "mpirun": _command}

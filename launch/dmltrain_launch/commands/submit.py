@@ -15,11 +15,12 @@ from pathlib import Path
 from dmltrain.base import whole_file
 from dmltrain_launch import LaunchError
 from dmltrain_launch.clusters.queue import Held, Inside, Submitted, queue_of
+from dmltrain_launch.job.options import Options
 from dmltrain_launch.terminal.log_folder import LOGS, QUEUED, RECORD, LogFolder, stamp, unwritable
 from dmltrain_launch.terminal.record import MODE, read_own_record
 
 
-def submit(job: Inside, say: Callable[[str], None]) -> int:
+def submit(job: Inside[Options], say: Callable[[str], None]) -> int:
     """Ask the engine, and say what it has answered. LaunchError if it refuses."""
     submitted, _ = put(job)
     say(f"job {job.name} is {submitted.where}")
@@ -27,7 +28,7 @@ def submit(job: Inside, say: Callable[[str], None]) -> int:
     return 0
 
 
-def put(job: Inside) -> tuple[Submitted, LogFolder]:
+def put(job: Inside[Options]) -> tuple[Submitted, LogFolder]:
     """Give the job to the engine, and write down where it is."""
     name, path = job.options.launcher_name, job.path
     if said := path.is_dir() and _living(path):
@@ -68,7 +69,7 @@ def _write(folder: Path, record: Mapping[str, object]) -> None:
         raise unwritable(folder / QUEUED, error) from None
 
 
-def known_by(job: Inside) -> str:
+def known_by(job: Inside[Options]) -> str:
     """What `dmltrain job` finds it by, for a shell."""
     return shlex.quote(job.name if job.path == Path(LOGS) / job.name else str(job.path))
 

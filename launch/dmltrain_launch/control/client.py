@@ -7,8 +7,9 @@ import socket
 import time
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.alone.attach import is_ours, peer
 from dmltrain_launch.agent.process import process
-from dmltrain_launch.control.listener import STILL_THERE, is_ours, peer, read_line
+from dmltrain_launch.control.listener import STILL_THERE, read_line
 from dmltrain_launch.control.message import MOST_BYTES, Answer, ControlError, Request, decode_answer, encode_request
 
 SILENT_SECONDS = 20.0  # without a sign that the launcher is there, which it gives once a second

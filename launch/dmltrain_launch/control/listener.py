@@ -5,17 +5,16 @@ killed. Only processes of this user, or of root, get answers.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import secrets
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.alone.attach import is_ours, listening
 from dmltrain_launch.control.message import MOST_BYTES, Answer, ControlError, Request, decode_request, encode_answer
 
 MOST_CONNECTIONS = 16  # at the same time
@@ -26,7 +25,6 @@ USAGE_CODE, FAULT_CODE = 2, 125
 ENDED = Answer(FAULT_CODE, ("the job has ended",))
 BUSY = Answer(FAULT_CODE, (f"the job's launcher works on {MOST_CONNECTIONS} requests: try again when one is done",))
 STILL_THERE = b" "  # sent once a second until the answer; readers skip spaces before the answer
-CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end
 Reply = Callable[[Answer], None]
 
 
@@ -44,7 +42,7 @@ class Listener:
         self._threads: set[threading.Thread] = set()
         self.name = f"dmltrain-{mark}.control-{secrets.token_hex(8)}"
         try:
-            self._socket = _listening(self.name)
+            self._socket = listening(self.name)
         except OSError as error:
             raise LaunchError(f"cannot listen for dmltrain job: {error.strerror}", FAULT_CODE) from None
         threading.Thread(target=self._accept, daemon=True).start()
@@ -135,30 +133,8 @@ def read_line(connection: socket.socket, until: float = float("inf")) -> bytes:
     return data.partition(b"\n")[0]
 
 
-def _listening(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _hung_up(connection: socket.socket) -> bool:
     """Whether nobody waits for the answer any more."""
     look = select.poll()  # recv would wait for the connection's timeout
     look.register(connection, select.POLLRDHUP)
     return bool(look.poll(0))
-
-
-def is_ours(connection: socket.socket) -> bool:
-    """Whether a process of this user, or of root, is at the other end."""
-    return peer(connection)[1] in (os.geteuid(), 0)
-
-
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """The pid and uid of the process at the other end."""
-    pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return pid, uid

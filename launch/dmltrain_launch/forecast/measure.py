@@ -25,7 +25,7 @@ from dmltrain_launch.job.options import Options
 from dmltrain_launch.job.role import WORKER
 from dmltrain_launch.run.described import limits, new_mark
 from dmltrain_launch.run.session import Session, catching
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.secret import redact
 
 SECONDS = 5.0  # how long each worker measures steps

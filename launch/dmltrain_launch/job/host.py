@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,3 +57,8 @@ class Host:
     def target(self) -> str:
         """The name that SSH connects to."""
         return self.hostname or self.name
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key by which h2 comes before h10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", name)]

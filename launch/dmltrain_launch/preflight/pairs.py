@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dmltrain_launch.agent.events import Measured
+
 FEW = 8  # hosts; 7 rounds
 Pair = tuple[str, str]  # the connecting host, the accepting host
 Paths = Mapping[str, Mapping[str, Mapping[str, Any]]]  # {from: {to: what was found}}, hosts by name
@@ -47,3 +49,40 @@ def slowest(measured: Paths) -> Pair | None:
         if "speed" in path
     }
     return min(speeds, key=lambda pair: speeds[pair], default=None)
+
+
+class Throughput:
+    """The measurements between hosts that reach each other. `measured`: from, to: {"speed": bits/s} or {"error"}."""
+
+    def __init__(self) -> None:
+        self.measured: dict[str, dict[str, dict[str, Any]]] = {}
+        self._names: list[str] = []
+        self._rounds: list[list[Pair]] = []  # still to do
+        self._repeated = False  # whether the slowest pair was measured again
+
+    def begin(self, names: Sequence[str], reached: Paths) -> None:
+        """Plan the rounds of these hosts. `reached`: what each of them has found of the others."""
+
+        def reach_each_other(pair: Pair) -> bool:
+            return all("ms" in reached[a].get(b, {}) for a, b in (pair, pair[::-1]))
+
+        self._names = list(names)
+        self._rounds = [list(filter(reach_each_other, pairs)) for pairs in rounds(self._names)]
+
+    def next_round(self) -> list[Pair]:
+        """The pairs to measure now; after the last round the slowest one again; then []."""
+        self._rounds = [pairs for pairs in self._rounds if pairs]
+        if not self._rounds and not self._repeated:
+            self._repeated = True
+            again = slowest(self.measured)
+            self._rounds = [[again]] if again and len(self._names) > 2 else []
+        return self._rounds.pop(0) if self._rounds else []
+
+    def take(self, event: Measured) -> None:
+        """Of two measurements the better one counts: other traffic slowed down the other."""
+        for name, other, speed in ((event.host, event.peer, event.out), (event.peer, event.host, event.back)):
+            before = self.measured.setdefault(name, {}).get(other, {})
+            if event.error and not before:
+                self.measured[name][other] = {"error": event.error}
+            elif not event.error:
+                self.measured[name][other] = {"speed": max(speed, before.get("speed", 0))}

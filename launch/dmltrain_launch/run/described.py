@@ -30,7 +30,7 @@ def make_job(options: Options, name: str) -> Job:
     if options.num_workers is None:
         raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
     _check_wire(options)
-    num_servers = options.num_workers if options.num_servers is None else options.num_servers
+    num_servers = options.servers
     elastic = _elastic(options, options.num_workers, num_servers)
     job = Job(
         name=name,

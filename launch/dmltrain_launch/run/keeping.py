@@ -1,7 +1,7 @@
-"""The connections of a job with --detach, in their reading threads.
+"""The frames of agents of a job with --detach, in the threads of the connections.
 
 A frame of an agent is confirmed to the agent when its content is kept (stream.py). When the connection to an agent is
-lost, the launcher reaches the agent again. detached.py handles in the main thread what this module puts into the queue.
+lost, the launcher reaches the agent again. kept_job.py handles in the main thread what this module puts into the queue.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.alone.detached import TAKEN_CODE
 from dmltrain_launch.agent.commands import Attach, Command, Kept
-from dmltrain_launch.agent.detached import TAKEN_CODE
 from dmltrain_launch.agent.events import Alive, Refused, Resumed
 from dmltrain_launch.agent.events import Event as AgentEvent
 from dmltrain_launch.agent.protocol import encode_command
-from dmltrain_launch.channels import Channel
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.run import journal
-from dmltrain_launch.run.connection import Connection
-from dmltrain_launch.run.session import Session
+from dmltrain_launch.run.agents import Agents
 from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.run.supervisor.event import Event, Lost, OutputFailed
+from dmltrain_launch.terminal.output import Output
 
 AGAIN_SECONDS = 60.0  # to reach an agent again whose connection was lost
 PAUSE_SECONDS = 1.0
@@ -57,136 +55,128 @@ class Answered:
     event: Resumed
 
 
-class KeepingSession(Session):
-    """`left`: this launcher has left the job, which goes on; `why` says the reason. Call `keep` before `run`."""
+class Keeping:
+    """`Frames` that the next launcher need not get again. `lease()`: the number with which this one attaches.
 
-    def keep(self, kept: journal.Kept, size: Callable[[int], int]) -> None:
-        """`size(task)`: the length of the log of a process, in bytes."""
-        self.kept, self._size = kept, size
-        self._streams: dict[str, Stream] = {}
-        self._away: set[str] = set()  # hosts whose agent is being reached again: commands for it wait until then
-        self._silent: set[str] = set()  # those of `_away` whose agent has not answered the Attach
-        self._gone: set[str] = (
-            set()
-        )  # hosts whose agent has ended, and whose spool another agent gives to this launcher
+    `left`: why this launcher has left the job, which goes on; or "". `away`: hosts whose agent is being reached again:
+    commands for it wait until then. `places`: door and spool of each agent.
+    """
+
+    def __init__(self, agents: Agents, output: Output, kept: journal.Kept, lease: Callable[[], int]):
+        self._agents, self._output, self._kept, self._lease = agents, output, kept, lease
+        self.streams: dict[str, Stream] = {}
+        self.places: dict[str, tuple[str, str]] = {}
+        self.away: set[str] = set()
+        self._silent: set[str] = set()  # those of `away` whose agent has not answered the Attach
+        self._gone: set[str] = set()  # whose agent has ended, and whose spool another agent gives to this launcher
         self._fates: dict[str, Lost] = {}  # by host: how the connection ended that is being made again
-        self._places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
         self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since the last confirmation
-        self.why = ""
+        self.left = ""
 
-    def _next_lease(self) -> int:
-        """The number with which this launcher attaches to an agent."""
-        raise NotImplementedError
+    # -- to reach an agent again ---------------------------------------------------------------------------------
 
-    def _reach(self, host: Host, seconds: float) -> None:
-        self._away.add(host.name)
+    def reach(self, host: Host, seconds: float) -> None:
+        self.away.add(host.name)
         self._silent.add(host.name)
-        self._connecting.append(self._in_thread(self._attach, host, time.monotonic() + seconds))
+        self._agents.connect(self._attach, host, time.monotonic() + seconds)
 
     def _attach(self, host: Host, until: float) -> None:
-        """Reach the agent of a host again."""
-        while not self.closing:
+        agents, mark = self._agents, self._agents.attempt.job.mark
+        while not agents.intake.closing:
             try:
-                with self._connect_slots:
-                    channel = self.cluster.connect(host, self.supervisor.job.mark, None)
-                door, spool = self._places.get(host.name, ("", ""))
-                mark, lease = self.supervisor.job.mark, self._next_lease()
-                channel.write(encode_command(Attach(mark, host.name, lease, door, spool)))
+                with agents.connect_slots:
+                    channel = agents.cluster.connect(host, mark, None)
+                door, spool = self.places.get(host.name, ("", ""))
+                channel.write(encode_command(Attach(mark, host.name, self._lease(), door, spool)))
             except (LaunchError, OSError) as error:
                 if time.monotonic() + PAUSE_SECONDS >= until:
                     return self._unreachable(host.name, f"cannot be reached again: {error}")
                 time.sleep(PAUSE_SECONDS)
                 continue
-            if self.closing:
-                channel.close()
-                return
-            connection = self._connection(host.name, channel)
-            self.connections[host.name] = connection
-            connection.start()
-            return self.readers.append(connection.reader)
+            return agents.add(host, channel, self)
 
     def _unreachable(self, host: str, reason: str) -> None:
-        if self._away >= {name for name in self.supervisor.hosts if self.supervisor.ending.has_agent(name)}:
-            return self._leave(f"{CUT_OFF}: {host} {reason}")
+        attempt = self._agents.attempt
+        if self.away >= {name for name in attempt.hosts if attempt.ending.has_agent(name)}:
+            return self.leave(f"{CUT_OFF}: {host} {reason}")
         self._give_up(Lost(host, reason))
 
-    def _leave(self, why: str) -> None:
+    def leave(self, why: str) -> None:
         """Let the job go on without this launcher."""
-        self.why, self.left = self.why or why, True
-        self._put_any(CaughtUp(""))  # wakes the main thread
+        self.left = self.left or why
+        self._agents.events.put(CaughtUp(""))  # wakes the main thread
 
     def _give_up(self, lost: Lost) -> None:
         """The agent of a host is lost for good."""
-        self._away.discard(lost.host)
+        self.away.discard(lost.host)
         self._silent.discard(lost.host)
-        self.events.put(self._fates.pop(lost.host, lost))
-        self._put_any(CaughtUp(lost.host))
+        self._agents.events.put(self._fates.pop(lost.host, lost))
+        self._agents.events.put(CaughtUp(lost.host))
 
-    # -- what agents send, in the threads of their connections ---------------------------------------------------
+    # -- Frames --------------------------------------------------------------------------------------------------
 
-    def _connection(self, host: str, channel: Channel) -> Connection:
-        if host not in self._away:
+    def begin(self, host: str) -> Callable[[], Command | None]:
+        if host not in self.away:
             self._gone.discard(host)
-            self._streams[host] = Stream()
-        stream, confirmed = self._streams.setdefault(host, Stream()), 0
+            self.streams[host] = Stream()
+        stream, confirmed = self.streams.setdefault(host, Stream()), 0
 
         def kept() -> Command | None:
             nonlocal confirmed
-            newest = 0 if host in self._away else stream.kept
+            newest = 0 if host in self.away else stream.kept
             if newest <= confirmed:
                 return None
             confirmed = newest
             return Kept(newest)
 
-        silence = self.supervisor.limits.silence
-        return Connection(host, channel, silence, self._take_frame, self._report, kept)
+        return kept
 
-    def _report(self, event: Event) -> None:
-        """Take an event about the connection itself: Quiet or Lost."""
-        if not isinstance(event, Lost) or self.closing:
-            return self.events.put(event)
-        host, ending = event.host, self.supervisor.ending
-        lives_on = self.supervisor.tasks.started and not ending.begun and ending.is_usable(host)
+    def report(self, event: Event) -> None:
+        if not isinstance(event, Lost) or self._agents.intake.closing:
+            return self._agents.events.put(event)
+        host, attempt = event.host, self._agents.attempt
+        lives_on = attempt.tasks.started and not attempt.ending.begun and attempt.ending.is_usable(host)
         if host in self._silent or host in self._gone or not lives_on:
             return self._give_up(event)
         self._fates[host] = event
-        self._reach(self.supervisor.hosts[host], 0.0 if event.ended else AGAIN_SECONDS)
+        self.reach(attempt.hosts[host], 0.0 if event.ended else AGAIN_SECONDS)
 
-    def _take_output(self, host: str, task: int, payload: bytes) -> None:
-        stream = self._streams[host]
+    def take_output(self, host: str, task: int, payload: bytes) -> None:
+        stream = self.streams[host]
         number = stream.begin()
-        if number > self.kept.frame(task):
+        if number > self._kept.frame(task):
             try:
                 # the output before its mark: if this launcher is killed in between, the agent sends the frame again,
                 # and the next launcher finds that the log has it already (`Output.expect_again`)
-                self.output.write(task, payload)
-                self.kept.put(task, number, self._size(task))
+                self._output.write(task, payload)
+                self._kept.put(task, number, self._output.size(task))
             except LaunchError as error:
                 stream.stop()
-                self.events.put(OutputFailed(str(error)))
+                self._agents.events.put(OutputFailed(str(error)))
             self._unconfirmed[host] = self._unconfirmed.get(host, 0) + len(payload)
         self._end_frame(host, stream)
-        if self._unconfirmed.get(host, 0) >= CONFIRMED_BYTES and host not in self._away:
+        if self._unconfirmed.get(host, 0) >= CONFIRMED_BYTES and host not in self.away:
             self._unconfirmed[host] = 0
-            self._confirm(host)
+            self.confirm(host)
 
-    def _confirm(self, host: str) -> None:
-        if host in self.connections and host in self._streams:
-            self.connections[host].send(Kept(self._streams[host].kept))
+    def confirm(self, host: str) -> None:
+        if host in self.streams:
+            self._agents.send(host, Kept(self.streams[host].kept))
 
-    def _take_event(self, host: str, event: AgentEvent) -> None:
+    def take_event(self, event: AgentEvent) -> None:
+        host = event.host
         if isinstance(event, Alive):
             return
         if isinstance(event, Resumed):
             return self._take_resumed(event)
         if host in self._silent and isinstance(event, Refused):
             if event.code == TAKEN_CODE:
-                self._leave(event.message)
+                self.leave(event.message)
             self._fates.setdefault(host, Lost(host, f"is gone: {event.message}", ended=True))
             return
-        stream = self._streams[host]
-        if stream.begin() > stream.seen:
-            super()._take_event(host, event)
+        stream = self.streams[host]
+        if stream.begin() > stream.seen and (mine := self._agents.intake.for_supervisor(event)):
+            self._pass_on(mine, stream)
         self._end_frame(host, stream)
 
     def _take_resumed(self, event: Resumed) -> None:
@@ -196,20 +186,16 @@ class KeepingSession(Session):
             self._fates.pop(host, None)
         else:
             self._gone.add(host)
-        self._streams[host].resume(event.first, event.last)
-        self._put_any(Answered(event))
+        self.streams[host].resume(event.first, event.last)
+        self._agents.events.put(Answered(event))
         if event.last < event.first:
-            self._put_any(CaughtUp(host))
+            self._agents.events.put(CaughtUp(host))
 
-    def _put(self, event: AgentEvent) -> None:
-        stream = self._streams[event.host]
+    def _pass_on(self, event: AgentEvent, stream: Stream) -> None:
         if stream.is_new(stream.number):
             stream.end()  # before the main thread can confirm it: no heartbeat follows the last event
-            self._put_any(NumberedEvent(event, event.host, stream.number, stream))
+            self._agents.events.put(NumberedEvent(event, event.host, stream.number, stream))
 
     def _end_frame(self, host: str, stream: Stream) -> None:
         if stream.end():
-            self._put_any(CaughtUp(host))
-
-    def _put_any(self, item: Any) -> None:
-        self.events.put(item)
+            self._agents.events.put(CaughtUp(host))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dmltrain_launch.agent.commands import Command
 from dmltrain_launch.agent.events import Ready
 from dmltrain_launch.run.journal import JournalContent
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Action, Continue, Open, Send
 from dmltrain_launch.run.supervisor.event import Connected
-from dmltrain_launch.run.supervisor.supervise import Supervisor
 
 
 class Repeated:

@@ -1,22 +1,13 @@
-"""The result of a job: messages for the terminal, and the content of job.json. Starts and writes nothing."""
+"""The result of a job: messages for the terminal. Starts and writes nothing."""
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from dmltrain_launch.agent.process import boot_id, process
-from dmltrain_launch.channels.exit_text import signal_name
-from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.options import Options
+from dmltrain_launch.run.record import CHANGED
 from dmltrain_launch.run.supervisor.attempt import Attempt
-from dmltrain_launch.run.supervisor.limit import as_shell
 from dmltrain_launch.run.supervisor.process import Process
-from dmltrain_launch.terminal.log_folder import stamp
-from dmltrain_launch.terminal.record import FORMAT
 
 WIDTH = 400  # characters shown of each line of a process's output
 
@@ -121,108 +112,6 @@ def _changed(supervisor: Attempt, which: int) -> list[tuple[Process, float]]:
     """The processes with this attribute of CHANGED, and its value."""
     changes = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
     return sorted(((process, at) for process, at in changes if at is not None), key=lambda pair: pair[1])
-
-
-def record(
-    supervisor: Attempt, version: str, options: Options, began: float, ended: float | None, control: str = ""
-) -> dict[str, Any]:
-    """The content of job.json. It has neither environment nor key, because they may be secret. `control`: the name
-    of the launcher's control socket."""
-    job = supervisor.job
-    return {
-        "format": FORMAT,
-        "job": job.name,
-        "mark": job.mark,
-        "command": list(job.argv),
-        "workdir": job.workdir,
-        "launcher": options.launcher_name,
-        "launched_from": _launcher(),
-        "control": control,
-        "reached_by": {name: getattr(options, name) for name in REACHED_BY}
-        | {
-            "identity": absolute(options.identity),
-            "mpirun": _command(options.mpirun),
-            "slurm_job": _slurm_job(options),
-        },
-        "num_workers": job.num_workers,
-        "num_servers": job.num_servers,
-        "versions": {"dmltrain": version, "python": platform.python_version(), "system": platform.platform()},
-        "hosts": [_host(host) for host in supervisor.hosts.values()],
-        "started": stamp(began),
-        "ended": None if ended is None else stamp(ended),
-        "seconds": None if ended is None else round(ended - began, 3),
-        "exit_code": None if ended is None else supervisor.exit_code,
-        "cause": supervisor.cause.text if supervisor.cause else None,
-        "processes": [_lineage(lineage) for lineage in supervisor.tasks.lineages],
-        "kvstore_changes": [
-            {**vars(kvstore_change), "after": round(kvstore_change.after, 3)}
-            for kvstore_change in supervisor.kvstore_changes
-        ],
-    }
-
-
-# The options that are needed to connect to the job's hosts again.
-REACHED_BY = (
-    *("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "slurm_args", "slurm_server_args", "slurm_job"),
-    *("address", "host_ip"),
-)
-HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
-
-
-def absolute(path: str) -> str:
-    """An absolute path, because `dmltrain job` may run in another folder."""
-    return os.path.abspath(os.path.expanduser(path)) if path else ""
-
-
-def _command(program: str) -> str:
-    """The same for a program, unless it is found in PATH."""
-    return absolute(program) if "/" in program else program
-
-
-def _slurm_job(options: Options) -> int:
-    """The allocation that the job uses; 0 if it uses none."""
-    text = os.environ.get("SLURM_JOB_ID", "") if options.launcher_name == "slurm" else ""
-    return options.slurm_job or int(text if text.isdecimal() else 0)
-
-
-def _launcher() -> dict[str, Any]:
-    """This process: its start time tells it from a later process with the same pid."""
-    own = process(os.getpid())
-    return {"host": platform.node(), "pid": os.getpid(), "start": own.start if own else 0, "boot_id": boot_id()}
-
-
-def _host(host: Host) -> dict[str, Any]:
-    return {name: getattr(host, name) for name in HOST_FACTS}
-
-
-def end_of_attempt(supervisor: Attempt, folder: str) -> dict[str, Any]:
-    """Why an attempt ended, for job.json."""
-    text = supervisor.cause.text if supervisor.cause else None
-    return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
-
-
-def _lineage(processes: Sequence[Process]) -> dict[str, Any]:
-    """The row of a role and rank: its newest process, and in `earlier` those that this one replaced, if any."""
-    *earlier, newest = map(_row, processes)
-    return newest if not earlier else {**newest, "earlier": earlier}
-
-
-def _row(process: Process) -> dict[str, Any]:
-    code = process.code
-    return {
-        "role": process.task.role,
-        "rank": process.task.rank,
-        "host": process.task.host.name,
-        "pid": process.pid or None,
-        "exit_code": None if code is None else as_shell(code),
-        "signal": signal_name(-code) if code is not None and code < 0 else None,
-        "ended_by_launcher": process.ended_by_us,
-        "lost_after": round(process.lost_after, 3) if process.lost and process.left_after is None else None,
-        **{name: round(at, 3) for name in CHANGED if (at := getattr(process, name)) is not None},
-    }
-
-
-CHANGED = ("joined_after", "left_after")  # of processes that came to the running job, or left it on purpose
 
 
 def new_job_name(program: tuple[str, ...], now: float) -> str:

@@ -1,50 +1,35 @@
-"""The I/O around a `Supervisor`: connections to the agents, signals, and one event queue.
-
-The connections' reading threads pass output directly to `Output` and events to the queue. So a terminal that blocks
-slows the processes, but never the supervisor.
-"""
+"""The I/O around a `Supervisor`: the agents of its job, signals, and one event queue."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import secrets
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dmltrain_launch import LaunchError, certificate
-from dmltrain_launch.agent.commands import Command
-from dmltrain_launch.agent.events import Alive, Probed, Refused, Reported, Started, Used
-from dmltrain_launch.agent.events import Event as AgentEvent
-from dmltrain_launch.agent.protocol import OUTPUT, ProtocolError, decode_event, tasks_of
-from dmltrain_launch.channels import Channel
+from dmltrain_launch.agent.events import Started, Used
 from dmltrain_launch.clusters import Cluster
-from dmltrain_launch.job.host import Host
+from dmltrain_launch.control.message import ATTACH
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.job.role import SCHEDULER
-from dmltrain_launch.preflight import clock_skew
-from dmltrain_launch.run.connection import Connection
+from dmltrain_launch.run.agents import Agents
+from dmltrain_launch.run.intake import Frames, Intake
 from dmltrain_launch.run.requests import Requests
+from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.action import Action, Connect, Continue, Copy, Open, Reply, Send
-from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Interrupted, OutputFailed, Tick, Unreached
-from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.run.supervisor.event import Asked, Event, Interrupted, OutputFailed, Tick
 from dmltrain_launch.terminal.output import Sink
 
 if TYPE_CHECKING:
+    from dmltrain_launch.run.kept_job import KeptJob  # few jobs have a journal
     from dmltrain_launch.sync import Sync  # takes a moment to import, and few jobs need it
 
-READER_SECONDS = 2.0  # for the last output to reach the logs
-CONNECTING_SECONDS = 0.5  # for an agent without a job to exit
 KEY_BYTES = 32
-RETRY_SECONDS = 0.5  # before another attempt to put an agent in the place of a lost one
-LEAST_SECONDS = 0.1  # for an attempt
-CONNECTING = 32  # hosts that the launcher connects to at the same time
-EVENTS_AT_ONCE = 16  # of a host that wait for the supervisor, which limits their memory
 # Python runs signal handlers in the main thread when it wakes. A signal that is sent while this process is stopped
 # (Ctrl-Z and `kill %1`) may be delivered to another thread, which does not wake the main thread.
 SIGNAL_SECONDS = 1.0
@@ -55,7 +40,7 @@ class Session:
     """Runs one attempt.
 
     `on_news` is called when every process has a pid, and when the supervisor has announcements; it may raise
-    LaunchError.
+    LaunchError. `kept`: the journal of a job that lives on when this launcher dies.
     """
 
     def __init__(
@@ -68,19 +53,26 @@ class Session:
         trace: Callable[[Event], None] | None = None,
         keep_usage: Callable[[Used], None] = lambda used: None,
         requests: Requests | None = None,
+        kept: KeptJob | None = None,
     ):
-        self.supervisor, self.cluster, self.output, self.on_news = supervisor, cluster, output, on_news
-        self.copier, self.trace, self.keep_usage, self.requests = copier, trace, keep_usage, requests
+        self.supervisor, self.output, self.on_news = supervisor, output, on_news
+        self.copier, self.trace, self.requests = copier, trace, requests
         # SimpleQueue, because signal handlers call its put, which must be reentrant
-        self.events: queue.SimpleQueue[Event] = requests.events if requests else queue.SimpleQueue()
-        self.connections: dict[str, Connection] = {}
-        self.readers: list[threading.Thread] = []
-        self._connecting: list[threading.Thread] = []
-        self.closing = False
-        self.left = False  # the job goes on without this launcher
-        self._asked_at: dict[str, float] = {}  # by host: when the last message was sent, in s since 1970
-        self._event_slots: dict[str, threading.Semaphore] = {}
-        self._connect_slots = threading.Semaphore(CONNECTING)
+        self.events: queue.SimpleQueue[Any] = requests.events if requests else queue.SimpleQueue()
+        self.intake = Intake(supervisor, output, self.events, copier, keep_usage)
+        self.agents = Agents(supervisor, cluster, self.intake)
+        self.frames: Frames = self.intake
+        self.records = None
+        if kept:
+            from dmltrain_launch.run.kept_job import Records
+
+            self.records = Records(self.agents, kept)
+            self.frames = self.records.frames
+
+    @property
+    def left(self) -> str:
+        """Why this launcher has left the job, which goes on without it; or ""."""
+        return self.records.frames.left if self.records else ""
 
     def run(self, log_folder: Path | None) -> None:
         """Run until the job is over. `log_folder`: where agents write messages if the launcher dies."""
@@ -90,8 +82,7 @@ class Session:
                 event = self._next()
                 if self.left:
                     break
-                if isinstance(event, AgentEvent) and event.host in self._event_slots:
-                    self._event_slots[event.host].release()
+                self.intake.handled(event)
                 if self.trace:
                     self.trace(event)
                 self._perform(self._handle(event))
@@ -99,34 +90,52 @@ class Session:
                     self.output.hurry()
                     if self.copier:
                         self.copier.cancel()
-                if (
-                    isinstance(event, Started) and self.supervisor.tasks.started
-                ) or self.supervisor.losses.announcements:
+                if (isinstance(event, Started) and self.supervisor.tasks.started) or self.supervisor.announcements:
                     self._report_news()
         finally:
             self._close()
 
     def _begin(self, log_folder: str | None) -> None:
-        key, pem = secret(self.supervisor.job)
-        self._perform(self.supervisor.begin(key, log_folder, self._now(), pem))
+        if self.records and self.records.is_of_another:
+            return self._perform(self.records.begin_again())
+        key, pem = _secret(self.supervisor.job)
+        now = self._now()
+        if self.records:
+            self.records.begin(key, pem, log_folder, now)
+        self._perform(self.supervisor.begin(key, log_folder, now, pem))
 
     def _now(self) -> float:
         """The supervisor's time in s."""
-        return time.monotonic()
+        return time.monotonic() + (self.records.offset if self.records else 0.0)
 
     def _handle(self, event: Event) -> list[Action]:
-        return self.supervisor.handle(event, self._now())
+        if self.left:
+            return []
+        now = self._now()
+        if self.records:
+            self.records.write(event, now)
+        return self.supervisor.handle(event, now)
 
     def _close(self) -> None:
-        self.closing = True
+        if self.records and self.supervisor.over:
+            for host in list(self.agents.connections):
+                self.records.frames.confirm(host)
         if self.copier:
             self.copier.cancel()
-        for connection in list(self.connections.values()):
-            connection.finish()
-        join(self.readers, READER_SECONDS)
-        join(self._connecting, CONNECTING_SECONDS)
+        self.agents.close()
+
+    # -- the queue -----------------------------------------------------------------------------------------------
 
     def _next(self) -> Event:
+        while not self.left:
+            item = self._item()
+            if self.records and isinstance(item, Asked) and item.do == ATTACH:
+                self._release(item)
+            elif (event := self.records.event(item) if self.records else item) is not None:
+                return event
+        return Tick()
+
+    def _item(self) -> Any:
         while (left := self._deadline - self._now()) > 0 or not self.events.empty():
             with contextlib.suppress(queue.Empty):
                 return self.events.get(timeout=max(0.0, min(left, SIGNAL_SECONDS)))
@@ -134,7 +143,15 @@ class Session:
 
     @property
     def _deadline(self) -> float:
-        return self.supervisor.deadline
+        return math.inf if self.records and self.records.catching_up else self.supervisor.deadline
+
+    def _release(self, asked: Asked) -> None:
+        """Another launcher wants the job."""
+        assert self.records and self.requests
+        reply = self.records.released(asked)
+        self.requests.answer(reply)
+        if not reply.code:
+            self.records.frames.leave("another launcher takes the job")
 
     def _report_news(self) -> None:
         try:
@@ -142,26 +159,23 @@ class Session:
         except LaunchError as error:
             self.events.put(OutputFailed(str(error)))
 
+    # -- actions -------------------------------------------------------------------------------------------------
+
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(host, command):
-                    self._asked_at[host] = time.time()
-                    self._send(host, command)
+                    self.intake.asked(host)
+                    if not self.records or self.records.may_send(host, command):
+                        self.agents.send(host, command)
                 case Connect(host):
-                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], action))
+                    self.agents.connect(self.agents.begin, self.supervisor.hosts[host], action, self.frames)
                 case Continue() | Open():
                     self._open(action)
                 case Reply() if self.requests:
                     self.requests.answer(action)
-                case Copy(host, folder):
-                    if self.copier and host not in self.copier.hosts:
-                        self.copier.add(host)
-                    self._in_thread(self._copy, self.copier, host, folder)
-
-    def _send(self, host: str, command: Command) -> None:
-        if host in self.connections:
-            self.connections[host].send(command)
+                case Copy(host, folder) if self.copier:
+                    self.agents.copy(self.copier, host, folder)
 
     def _open(self, action: Continue | Open) -> None:
         """Make the output expect one more process."""
@@ -173,118 +187,14 @@ class Session:
         except LaunchError as error:
             self.events.put(OutputFailed(str(error)))
 
-    def _in_thread(self, function: Callable[..., None], *arguments: object) -> threading.Thread:
-        def run() -> None:
-            try:
-                function(*arguments)
-            except Exception as error:  # a bug of the launcher ends the job, which would else wait forever
-                self.events.put(OutputFailed(f"launcher failure: {error!r}"))
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread
-
-    def _connect(self, host: Host, action: Connect) -> None:
-        with self._connect_slots:
-            if self.closing:
-                return
-            try:
-                channel = self._channel(host, action)
-            except LaunchError as error:
-                return self.events.put(Unreached(host.name, str(error), error.code))
-        if self.closing:
-            channel.close()
-            return
-        connection = self._connection(host.name, channel)
-        self.connections[host.name] = connection
-        self.events.put(Connected(host.name))
-        connection.start()
-        self.readers.append(connection.reader)
-
-    def _channel(self, host: Host, action: Connect) -> Channel:
-        """A channel to a new agent; the LaunchError of the last attempt if all fail."""
-        left, end = action.seconds, time.monotonic() + (action.seconds or 0.0)
-        for _ in range(action.attempts - 1):
-            try:
-                return self.cluster.connect(host, self.supervisor.job.mark, left)
-            except LaunchError:
-                if self.closing or time.monotonic() + RETRY_SECONDS >= end:
-                    raise
-            time.sleep(RETRY_SECONDS)
-            left = max(end - time.monotonic(), LEAST_SECONDS)
-        return self.cluster.connect(host, self.supervisor.job.mark, left)
-
-    def _connection(self, host: str, channel: Channel) -> Connection:
-        return Connection(host, channel, self.supervisor.limits.silence, self._take_frame, self.events.put)
-
-    def _copy(self, copier: Sync, host: str, folder: str) -> None:
-        try:
-            summary = copier.copy(host, folder, self.connections[host].channel.write)
-        except LaunchError as error:
-            return self.events.put(Refused(host, str(error), error.code))
-        except OSError:  # its reader reports the agent's end
-            return
-        if summary is not None:
-            self.events.put(Copied(host, summary, copier.hosts[host].notes))
-
-    def _take_frame(self, host: str, kind: int, task: int, payload: bytes) -> None:
-        if kind == OUTPUT:
-            self._check_task(host, task)
-            return self._take_output(host, task, payload)
-        event = decode_event(payload, host)
-        for number in tasks_of(event):
-            self._check_task(host, number)
-        if isinstance(event, Reported) and self.supervisor.processes[event.task].task.role != SCHEDULER:
-            raise ProtocolError(f"a report of task {event.task}, which is no scheduler")
-        self._take_event(host, event)
-
-    def _take_output(self, host: str, task: int, payload: bytes) -> None:
-        try:
-            self.output.write(task, payload)
-        except LaunchError as error:
-            self.events.put(OutputFailed(str(error)))
-
-    def _take_event(self, host: str, event: AgentEvent) -> None:
-        if isinstance(event, Used):
-            return self.keep_usage(event)
-        if isinstance(event, Alive) or (self.copier and self.copier.take(event)):
-            return
-        if isinstance(event, Probed):
-            skew = clock_skew(event.facts, self._asked_at[host], time.time())
-            event = replace(event, skew=skew)
-        self._await_event_slot(host)
-        self._put(event)
-
-    def _put(self, event: AgentEvent) -> None:
-        self.events.put(event)
-
-    def _await_event_slot(self, host: str) -> None:
-        """Wait, and so stop reading from this host, while EVENTS_AT_ONCE of its events wait for the supervisor."""
-        slots = self._event_slots.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
-        while not slots.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
-            pass
-
-    def _check_task(self, host: str, task: int) -> None:
-        """ProtocolError unless the task is on this host: an agent may only report about its own tasks."""
-        processes = self.supervisor.processes
-        if task >= len(processes) or processes[task].task.host.name != host:
-            raise ProtocolError(f"a report about task {task}, which is not on {host}")
-
     def interrupt(self, number: int) -> None:
         """End the job because of a signal."""
         self.events.put(Interrupted(number))
 
 
-def secret(job: Job) -> tuple[str, str]:
+def _secret(job: Job) -> tuple[str, str]:
     """A new key for the job, and its certificate with its private key (PEM), or ""."""
     return secrets.token_hex(KEY_BYTES), certificate.new()[0].decode() if job.wire == "tls" else ""
-
-
-def join(threads: list[threading.Thread], seconds: float) -> None:
-    """Join all threads, for at most `seconds` in total."""
-    until = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dmltrain_launch.agent.commands import Peer
 from dmltrain_launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
 from dmltrain_launch.agent.network.unauthenticated import Unauthenticated
-from dmltrain_launch.agent.spawn import bound_socket
+from dmltrain_launch.agent.ports import bound_socket
 
 SECONDS = 3.0  # a lost SYN is repeated after 1 s
 PROOF_BYTES = 64

@@ -25,7 +25,7 @@ from typing import Any
 from dmltrain_launch.agent.network import unauthenticated
 from dmltrain_launch.agent.network.outcome import SILENT, TIMED_OUT, UNAUTHENTICATED
 from dmltrain_launch.agent.network.reach import PROOF_BYTES, error_text, proof
-from dmltrain_launch.agent.spawn import bound_socket
+from dmltrain_launch.agent.ports import bound_socket
 
 SECONDS, BYTES = 0.5, 32 << 20  # of sending, each way, by all streams
 STREAMS = 8

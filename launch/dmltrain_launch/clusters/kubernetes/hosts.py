@@ -8,7 +8,6 @@ again. In the place of a pod that is lost, Kubernetes starts another one.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,19 +18,18 @@ from typing import Any
 
 import yaml
 
-from dmltrain_launch import LaunchError, channels
-from dmltrain_launch.channels.bridges.channel import BridgeChannel
-from dmltrain_launch.channels.bridges.reception import Caller, Reception
-from dmltrain_launch.channels.bridges.runs import addresses
-from dmltrain_launch.clusters import Released
-from dmltrain_launch.clusters.kubernetes import manifest, status
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.bridges.reception import Caller
+from dmltrain_launch.clusters.called import CalledCluster
+from dmltrain_launch.clusters.kubernetes import KubernetesOptions, manifest, status
 from dmltrain_launch.clusters.kubernetes.api import FIXES, Absent, Api, connected
-from dmltrain_launch.clusters.queue import refusal, waited_too_long
-from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.options import Options
+from dmltrain_launch.clusters.launcher import Released
+from dmltrain_launch.clusters.queue import FAULT_CODE, Waiting, refusal, waited_too_long
+from dmltrain_launch.job.host import Host, natural
 
 LOOK_SECONDS = 0.5  # between looks at pods that do not run yet
 EVENT_SECONDS = 3.0  # between looks for what keeps a Job from making pods
+STILL_SECONDS = 1.0  # of what a job waits for: then it is said
 FATE_SECONDS = 2.0  # for Kubernetes to know how a pod has ended
 Say = Callable[[str], None]
 
@@ -40,30 +38,25 @@ def say(line: str) -> None:
     sys.stderr.write(f"{line}\n")  # in one piece; print makes two
 
 
-class Cluster:
+class Cluster(CalledCluster):
     """See `dmltrain_launch.clusters`."""
 
-    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
+    def __init__(self, options: KubernetesOptions, hosts: Sequence[Host] | None = None):
         if hosts is not None:
             raise Released("the pods of a job go with its launcher")
         text = os.environ.get(manifest.HOSTS_VARIABLE, "")
-        self._seconds, self._queue_wait = options.connect_timeout, options.queue_wait
         self._api, job = _inside(text) if text else _outside(options)
         self._name, self._count = status.name_of(job), int(job["spec"]["parallelism"])
         self._secret = manifest.secret_name(job)
         self._is_ours = manifest.JOBSET_LABEL not in job["metadata"]["labels"]
-        self._reception = Reception(options.host_ip)
-        self._changed = threading.Condition()
-        self._callers: dict[str, Caller] = {}  # by host, those that wait for an agent
+        super().__init__(options, "pod")  # callers are known by the names of their pods
         self._spare: list[Caller] = []  # of pods that Kubernetes has started in the place of others
         self._names: tuple[str, ...] = ()  # of the hosts, once all are there
-        self._token = self._reception.expect(self._take)
         before = (
             signal.signal(signal.SIGTERM, _ended) if threading.current_thread() is threading.main_thread() else None
         )
         try:
-            reached = addresses([Host("a pod")], options.host_ip)
-            self._make(job, self._reception.settings_for(self._token, reached, self._seconds, stays=True))
+            self._make(job, self._settings())
             self._wait()
             self.hosts = [replace(each, gpus=_gpus(job)) for each in self._ordered()]
         except BaseException:
@@ -96,7 +89,7 @@ class Cluster:
 
     def _wait(self) -> None:
         """Until all pods run and have called; says what they wait for. LaunchError if they never will."""
-        waiting, asked_at, problem_since, began = status.Waiting(say), 0.0, 0.0, time.monotonic()
+        waiting, asked_at, problem_since, began = Waiting(say, STILL_SECONDS), 0.0, 0.0, time.monotonic()
         while len(self._callers) < self._count:
             now = time.monotonic()
             try:
@@ -126,31 +119,22 @@ class Cluster:
     def _ordered(self) -> list[Host]:
         """The hosts in the order of their nodes, so that ranks do not depend on which pod has called first."""
         nodes = {status.name_of(pod): status.node(pod) for pod in self._pods()}
-        return [Host(name) for name in sorted(self._callers, key=lambda name: (_natural(nodes.get(name, "")), name))]
+        return [Host(name) for name in sorted(self._callers, key=lambda name: (natural(nodes.get(name, "")), name))]
 
-    def _take(self, caller: Caller) -> bool:
-        with self._changed:
-            if not self._names and len(self._callers) >= self._count:
-                return False
-            if self._names and caller.host not in self._names:
-                self._spare.append(caller)
-            else:
-                self._callers[caller.host] = caller
-            self._changed.notify_all()
-            return True
+    def _admit(self, caller: Caller) -> bool:
+        if not self._names and len(self._callers) >= self._count:
+            return False
+        if self._names and caller.host not in self._names:
+            self._spare.append(caller)
+        else:
+            self._callers[caller.host] = caller
+        return True
 
-    def connect(self, host: Host, mark: str, timeout: float | None = None) -> BridgeChannel:
-        """A channel to a new agent; LaunchError if that takes more than `timeout` seconds (None: --connect-timeout)."""
-        seconds = self._seconds if timeout is None else timeout
-        with self._changed:
-            self._changed.wait_for(lambda: host.name in self._callers or self._spare, seconds)
-            caller = self._callers.pop(host.name, None) or (self._spare.pop() if self._spare else None)
-        if caller is None:
-            fate = self._fate(host.name, 0.0) or "its bridge does not call; `kubectl logs` of the pod may say why"
-            raise LaunchError(f"{host.name} was not reached within {seconds:g} s (--connect-timeout): {fate}", 125)
-        command, text = channels.remote_command(host, mark)
-        named = str(caller)
-        return BridgeChannel(caller.stream, named, command, text, lambda limit: self._fate(caller.host, limit))
+    def _caller_for(self, host: Host) -> Caller | None:
+        return self._callers.pop(host.name, None) or (self._spare.pop() if self._spare else None)
+
+    def _why_silent(self, host: Host) -> str:
+        return self._fate(host.name, 0.0) or "its bridge does not call; `kubectl logs` of the pod may say why"
 
     def _fate(self, pod: str, seconds: float) -> str:
         """How a pod has ended, as text, if Kubernetes knows that within so many seconds; else ""."""
@@ -166,9 +150,8 @@ class Cluster:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End the bridges. Agents that still run then end their processes and themselves."""
-        self._reception.close()
-        for caller in (*self._callers.values(), *self._spare):
+        super().close()
+        for caller in self._spare:
             caller.stream.abort()
         if not self._is_ours:
             return  # the JobSet ends its pods when the launcher has ended
@@ -183,7 +166,7 @@ def _inside(text: str) -> tuple[Api, manifest.Object]:
     return connected("", job["metadata"]["namespace"], inside=True), job
 
 
-def _outside(options: Options) -> tuple[Api, manifest.Object]:
+def _outside(options: KubernetesOptions) -> tuple[Api, manifest.Object]:
     if options.kube_jobset == "on":
         raise LaunchError("--kube-jobset on: a launcher outside of the cluster makes a plain Job: remove one of them")
     api = connected(options.kube_context, options.kube_namespace, inside=False)
@@ -196,16 +179,21 @@ def _ended(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _check(pods: Sequence[status.Found], patient: bool) -> None:
-    """LaunchError for a pod that will never call."""
+def check_images(pods: Sequence[status.Found], patient: bool) -> None:
+    """LaunchError for a pod whose image is wrong."""
     if words := status.image_problem(pods, patient):
         raise LaunchError(f"{words}\nIs --image right, and may the cluster's nodes pull it (imagePullSecrets)?")
+
+
+def _check(pods: Sequence[status.Found], patient: bool) -> None:
+    """LaunchError for a pod that will never call."""
+    check_images(pods, patient)
     for pod in pods:
         if status.phase(pod) in (status.FAILED, status.SUCCEEDED):
             raise LaunchError(
                 f"the pod {status.name_of(pod)} {status.fate(pod)} before its bridge had called: `kubectl logs "
                 f"{status.name_of(pod)}` may say why; the image needs python3, and its nodes must reach this launcher",
-                125,
+                FAULT_CODE,
             )
 
 
@@ -218,8 +206,3 @@ def _gpus(job: manifest.Object) -> tuple[str, ...]:
     """The devices that the workers of a pod share."""
     limits = job["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
     return tuple(map(str, range(int(limits.get(manifest.GPU, 0)))))
-
-
-def _natural(name: str) -> tuple[object, ...]:
-    """h2 before h10."""
-    return tuple((0, int(word)) if word.isdigit() else (1, word) for word in re.split(r"(\d+)", name))

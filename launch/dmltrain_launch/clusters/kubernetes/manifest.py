@@ -19,11 +19,9 @@ launcher makes its Secret only, and the hosts' pods start when that is there.
 from __future__ import annotations
 
 import base64
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,12 @@ import yaml
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges.bridge import VARIABLE
 from dmltrain_launch.channels.bridges.engine import bridge_program
-from dmltrain_launch.clusters.kubernetes import code
-from dmltrain_launch.clusters.queue import FOLLOWED, NOT_PASSED_ON, SUBMITTED
+from dmltrain_launch.clusters.kubernetes import KubernetesOptions, code
+from dmltrain_launch.clusters.queue import FOLLOWED, SUBMITTED, engine_name, here, secret_settings
+from dmltrain_launch.clusters.share import share
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.job.role import SERVER, WORKER
 from dmltrain_launch.own_program import own_program
-from dmltrain_launch.secret import COMMON, is_secret
+from dmltrain_launch.secret import COMMON
 
 Object = dict[str, Any]
 HOSTS_VARIABLE = "DMLTRAIN_KUBERNETES"  # of the launcher's pod: the Job for its hosts, as YAML
@@ -49,7 +47,6 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # of each Job of a JobSet
 API_OF = {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}
 GPU = "nvidia.com/gpu"
-NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOST_NAME = 63 - len("-hosts-") - 5  # a pod's name is its host name
 KEPT_SECONDS = 86_400  # a job that has ended and that nobody follows
 POD_LOGS = "/tmp/dmltrain-logs"
@@ -66,7 +63,7 @@ class Described:
 
     name: str
     namespace: str
-    options: Options
+    options: KubernetesOptions
     template: Object
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
@@ -84,7 +81,11 @@ class Described:
 
 
 def described(
-    name: str, namespace: str, options: Options, words: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    name: str,
+    namespace: str,
+    options: KubernetesOptions,
+    words: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Described:
     """LaunchError if something is missing or is not what Kubernetes accepts."""
     if not options.image:
@@ -112,35 +113,23 @@ def described(
 
 def kubernetes_name(name: str, exact: bool) -> str:
     """The name of the job for Kubernetes. `exact`: the user has chosen it, so it is not changed, but refused."""
-    valid_name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    valid_name = valid_name if valid_name[:1].isalpha() else f"job-{valid_name}"
-    valid_name = (
-        valid_name if len(valid_name) <= MOST_NAME else valid_name[: MOST_NAME - 16].rstrip("-") + valid_name[-16:]
-    )
-    if exact and not (NAME.fullmatch(name) and len(name) <= MOST_NAME):
-        raise LaunchError(
-            f"--job {name}: Kubernetes accepts names of a-z, 0-9 and -, which begin with a letter and have at most "
-            f"{MOST_NAME} characters: use --job {valid_name.strip('-')}"
-        )
-    return valid_name
+
+    def cut(made: str) -> str:
+        return made if len(made) <= MOST_NAME else made[: MOST_NAME - 16].rstrip("-") + made[-16:]
+
+    return engine_name("Kubernetes", name, exact, MOST_NAME, cut)
 
 
 def _variables(options: Options, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The variables of this machine that the job gets, plain and secret."""
-    named = {setting.name for setting in options.settings if setting.secret}
-    plain: dict[str, str] = {}
-    secrets: dict[str, str] = {}
-    for setting in options.settings:
-        if is_secret(setting.name, named):
-            if environ.get(setting.name) != setting.value:
-                raise LaunchError(
-                    f"--env {setting.name}=...: who may read the Job would see the value; set {setting.name} in this "
-                    f"command's environment, and use --secret {setting.name}"
-                )
-            secrets[setting.name] = setting.value
-        elif environ.get(setting.name) == setting.value and setting.name not in NOT_PASSED_ON:
-            plain[setting.name] = setting.value
-    return plain, secrets
+    for setting in secret_settings(options):
+        if environ.get(setting.name) != setting.value:
+            raise LaunchError(
+                f"--env {setting.name}=...: who may read the Job would see the value; set {setting.name} in this "
+                f"command's environment, and use --secret {setting.name}"
+            )
+    secrets = {setting.name: setting.value for setting in secret_settings(options)}
+    return {name: value for name, value in here(options, environ).items() if name not in secrets}, secrets
 
 
 def _template(path: str) -> Object:
@@ -289,31 +278,13 @@ def _apart(job: Described) -> Object:
     return {"podAntiAffinity": {PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}}
 
 
-def on_each_pod(job: Described, number: int) -> int:
-    return ceil(number / job.pods)
-
-
-def gpus(job: Described) -> int:
-    """Of each pod."""
-    return job.options.worker_gpus * on_each_pod(job, job.options.num_workers or 1)
-
-
 def resources(job: Described) -> Object:
-    """What a pod asks for: as much as its workers and servers do together."""
-    options = job.options
-    workers = on_each_pod(job, options.num_workers or 1)
-    servers = on_each_pod(job, (options.num_workers or 1) if options.num_servers is None else options.num_servers)
-    cores = {
-        setting.role: int(setting.value)
-        for setting in options.settings
-        if setting.name == "OMP_NUM_THREADS" and setting.role
-    }
-    cpus = workers * cores.get(WORKER, 0) + servers * cores.get(SERVER, 0)
-    memory = workers * options.worker_memory + servers * options.server_memory
-    requests = {"cpu": str(cpus)} if cpus else {}
-    requests |= {"memory": f"{memory}Mi"} if memory else {}
+    """What a pod asks for."""
+    host = share(job.options, job.pods, cores_of_worker=0)
+    requests = {"cpu": str(host.cpus)} if host.cpus else {}
+    requests |= {"memory": f"{host.memory}Mi"} if host.memory else {}
     resources_of_pod: Object = {"requests": requests} if requests else {}
-    return resources_of_pod | ({"limits": {GPU: str(gpus(job))}} if gpus(job) else {})
+    return resources_of_pod | ({"limits": {GPU: str(host.gpus)}} if host.gpus else {})
 
 
 def secret_name(hosts: Object) -> str:

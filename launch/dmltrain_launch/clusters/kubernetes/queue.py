@@ -12,27 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.clusters.kubernetes import code, manifest, status
+from dmltrain_launch.clusters.kubernetes import KubernetesOptions, code, manifest, status
 from dmltrain_launch.clusters.kubernetes.api import Absent, Api, Gone, There, connected
-from dmltrain_launch.clusters.kubernetes.hosts import with_fix
-from dmltrain_launch.clusters.queue import Inside, Submitted, waited_too_long
+from dmltrain_launch.clusters.kubernetes.hosts import STILL_SECONDS, check_images, with_fix
+from dmltrain_launch.clusters.queue import ENDED_CODE, FAULT_CODE, NAME, Inside, Submitted, Waiting, waited_too_long
 
 LOOK_SECONDS = 0.3
 AWAY_SECONDS = 1.0  # between tries while the API server does not answer
 EVENT_SECONDS = 3.0  # between looks for what keeps a Job from making its pod
 IMAGE_SECONDS = 10.0  # for an image that cannot be pulled: a registry may come back
 GONE_SECONDS = 10.0  # for the pods of a job that is deleted, after their grace
-DELETED_CODE = 143  # of a job that somebody has deleted
 NO_JOBSET = "--kube-jobset on: this cluster has no JobSet (jobset.x-k8s.io/v1alpha2 is not served): leave it out"
 Say = Callable[[str], None]
 
 
-def _described(job: Inside, namespace: str, kind: str) -> manifest.Described:
+def _described(job: Inside[KubernetesOptions], namespace: str, kind: str) -> manifest.Described:
     spec = manifest.described(job.name, namespace, job.options, job.words, os.environ)
     return replace(spec, files=code.archive(job.options, job.path), kind=kind)
 
 
-def _kind(job: Inside, api: Api | None) -> str:
+def _kind(job: Inside[KubernetesOptions], api: Api | None) -> str:
     """Job or JobSet, by --kube-jobset and what the cluster has; without `api` that is not asked."""
     wanted, why = job.options.kube_jobset, manifest.no_jobset(job.options)
     if wanted == "on":
@@ -49,7 +48,7 @@ def _kind(job: Inside, api: Api | None) -> str:
 class Queue:
     """See `dmltrain_launch.clusters.queue`."""
 
-    def artefact(self, job: Inside) -> list[str]:
+    def artefact(self, job: Inside[KubernetesOptions]) -> list[str]:
         kind = _kind(job, None)
         spec = _described(job, job.options.kube_namespace or "default", kind)
         perhaps = job.options.kube_jobset == "auto" and not manifest.no_jobset(job.options)
@@ -71,7 +70,7 @@ class Queue:
             *manifest.text(manifest.submitted(spec)).splitlines(),
         ]
 
-    def submit(self, job: Inside) -> Submitted:
+    def submit(self, job: Inside[KubernetesOptions]) -> Submitted:
         options = job.options
         spec = _described(job, "", "Job")
         api = connected(options.kube_context, options.kube_namespace, inside=False)
@@ -88,7 +87,7 @@ class Queue:
     def held(self, record: Mapping[str, Any], where: Path) -> Held:
         name, namespace, context = (record.get(key) for key in ("kubernetes_job", "kube_namespace", "kube_context"))
         kind = record.get("kubernetes_kind", "Job")
-        if not (isinstance(name, str) and manifest.NAME.fullmatch(name)) or not isinstance(namespace, str):
+        if not (isinstance(name, str) and NAME.fullmatch(name)) or not isinstance(namespace, str):
             raise LaunchError(f"{where}: kubernetes_job is {ascii(name)}: expected the name of a Job")
         if kind not in manifest.API_OF:
             raise LaunchError(f"{where}: kubernetes_kind is {ascii(kind)}: expected Job or JobSet")
@@ -181,12 +180,12 @@ class Held:
             pods = self._pods()
         if pods:
             where = ", ".join(f"{status.name_of(pod)} on {status.node(pod) or 'no node'}" for pod in pods)
-            raise LaunchError(f"these pods are not gone, which they are when their nodes answer: {where}", 125)
+            raise LaunchError(f"these pods are not gone, which they are when their nodes answer: {where}", FAULT_CODE)
 
     def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
         pod = self._started(wait, say, limit)
         self._followed[:] = [pod] if pod else []
-        shown, trouble = Shown(), status.Waiting(say)
+        shown, trouble = Shown(), Waiting(say, STILL_SECONDS)
         while pod:
             try:
                 over = not wait or self._launcher_ended()  # then a last read has all that a lost stream had not
@@ -202,7 +201,7 @@ class Held:
 
     def _started(self, wait: bool, say: Say, limit: float | None) -> str:
         """The name of the launcher's pod, when that has started; "" without `wait` if it has not."""
-        waiting, asked_at, problem_since, queue = status.Waiting(say), 0.0, 0.0, ""
+        waiting, asked_at, problem_since, queue = Waiting(say, STILL_SECONDS), 0.0, 0.0, ""
         began = time.monotonic()
         while True:
             now = time.monotonic()
@@ -214,7 +213,7 @@ class Held:
                 if not wait:
                     return ""
                 problem_since = (problem_since or now) if status.image_problem(pods, False) else 0.0
-                self._check(pods, patient=now - problem_since < IMAGE_SECONDS)
+                check_images(pods, patient=now - problem_since < IMAGE_SECONDS)
                 if not pods and now - asked_at > EVENT_SECONDS:
                     asked_at = now
                     queue = self._check_job()
@@ -225,10 +224,6 @@ class Held:
             waiting.tell(why, now)
             waited_too_long(why, began, limit)
             time.sleep(LOOK_SECONDS)
-
-    def _check(self, pods: list[Any], patient: bool) -> None:
-        if words := status.image_problem(pods, patient):
-            raise LaunchError(f"{words}\nIs --image right, and may the cluster's nodes pull it (imagePullSecrets)?")
 
     def _check_job(self) -> str:
         """Why there is no pod yet, if it waits for its queue. LaunchError if there will be none."""
@@ -259,11 +254,11 @@ class Held:
             if (code := status.exit_code(pod)) is not None:
                 return code
             if words := status.fate(pod):
-                raise LaunchError(f"the launcher's pod {status.name_of(pod)} {words}", 125)
+                raise LaunchError(f"the launcher's pod {status.name_of(pod)} {words}", FAULT_CODE)
         raise self._deleted()
 
     def _deleted(self) -> LaunchError:
-        return LaunchError(f"the {self.kind} {self.name} was deleted while it ran, or its pod was", DELETED_CODE)
+        return LaunchError(f"the {self.kind} {self.name} was deleted while it ran, or its pod was", ENDED_CODE)
 
 
 class Shown:

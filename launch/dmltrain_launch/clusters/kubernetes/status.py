@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Found = Mapping[str, Any]  # an object of the API
@@ -128,22 +128,6 @@ def refused(events: Sequence[Found]) -> str:
     failed = [event for event in events if event.get("reason") in ("FailedCreate", "JobCreationFailed")]
     newest = max(failed, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
     return str(newest.get("message", "")) if newest else ""
-
-
-class Waiting:
-    """Says what a job waits for when that has changed, and has stayed so for a while."""
-
-    STILL_SECONDS = 1.0
-
-    def __init__(self, say: Callable[[str], None]):
-        self._say, self._text, self._since, self._said = say, "", 0.0, ""
-
-    def tell(self, text: str, now: float) -> None:
-        if text != self._text:
-            self._text, self._since = text, now
-        if text and text != self._said and now - self._since >= self.STILL_SECONDS:
-            self._said = text
-            self._say(text)
 
 
 def table(pods: Sequence[Found], part: str) -> list[str]:

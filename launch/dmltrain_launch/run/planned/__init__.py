@@ -1,1 +1,1 @@
-"""Planned changes of a running elastic job: workers and hosts that come and go, and new settings. Pure."""
+"""Planned changes of a running job: workers and hosts that come and go, and new settings. Pure."""

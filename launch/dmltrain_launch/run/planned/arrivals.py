@@ -21,7 +21,6 @@ from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Lost, Unreached
 from dmltrain_launch.run.supervisor.late import LatePreparation, PeerPorts, bound
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Announcement
 
 Key = tuple[str, str | int]
 
@@ -71,8 +70,8 @@ class Arrivals:
 
     def check(self, more: int) -> None:
         """LaunchError if the job cannot have `more` workers in addition."""
-        job, tasks = self._attempt.job, self._attempt.tasks
-        if tasks.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
+        job = self._attempt.job
+        if self._attempt.starter.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
             raise LaunchError(f"a job can get at most {MORE_WORKERS} workers more than it had at its start")
         if more > self.room:
             raise LaunchError(
@@ -104,9 +103,9 @@ class Arrivals:
             waiter.note(f"{host.name} is being added already: add more workers when it is there", USAGE_CODE)
             return []
         if any(used_host.name == host.name for used_host in attempt.usable):
-            tasks = self._start(attempt.hosts[host.name], workers)
-            waiter.keys.update(joins(number) for number, _ in tasks)
-            return [action for _, actions in tasks for action in actions]
+            keys, actions = self._start(attempt.hosts[host.name], workers)
+            waiter.keys.update(keys)
+            return actions
         if not attempt.job.over_network:
             waiter.note(
                 f"{host.name}: this job runs on this machine only: name localhost, or a number of workers; "
@@ -130,8 +129,8 @@ class Arrivals:
                 waiter.note("no host of the job has room for one more worker: name a host", USAGE_CODE)
                 break
             host = min(fitting, key=lambda seat: seat.workers).host
-            ((number, started),) = self._start(attempt.hosts[host], 1)
-            waiter.keys.add(joins(number))
+            keys, started = self._start(attempt.hosts[host], 1)
+            waiter.keys.update(keys)
             actions += started
         return actions
 
@@ -180,7 +179,7 @@ class Arrivals:
         attempt.ending.coming.discard(name)
         text = f"{name} was not added: {why}"
         self._waiters.settle(comes(name), text, code or FAULT_CODE)
-        attempt.losses.announcements.append(Announcement(text))
+        attempt.announce(text)
         actions: list[Action] = []
         if arrival.connected:
             actions += attempt.ending.release(name)
@@ -243,23 +242,21 @@ class Arrivals:
                 main.agents.update(late.agents)
                 main.facts.update(late.facts)
                 main.problems += late.problems
-                started = self._start(late.host, arrival.workers)
-                self._waiters.swap(comes(name), [joins(number) for number, _ in started])
-                actions += [action for _, start_actions in started for action in start_actions]
+                keys, started = self._start(late.host, arrival.workers)
+                self._waiters.swap(comes(name), keys)
+                actions += started
         return [*actions, *self._close()]
 
     def _close(self) -> list[Action]:
         return [] if self._coming else self._peer_ports.close()
 
-    def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
-        """Start workers on a prepared host. Returns the number of each and the actions that start it."""
-        tasks = self._attempt.tasks
-        started: list[tuple[int, list[Action]]] = []
+    def _start(self, host: Host, workers: int) -> tuple[list[Key], list[Action]]:
+        """Start workers on a prepared host. Returns the keys of who waits for them to join, and the actions."""
+        starter, keys, actions = self._attempt.starter, list[Key](), list[Action]()
         for _ in range(workers):
-            number = tasks.add(host)
-            name = tasks.all[number].task.name
-            started.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
-            self._attempt.losses.announcements.append(
-                Announcement(f"starting worker {tasks.all[number].task.rank} on {host.name}")
-            )
-        return started
+            number = starter.add(host)
+            task = starter.processes.all[number].task
+            keys.append(joins(number))
+            actions += [Open(task.name), starter.start(number)]
+            self._attempt.announce(f"starting worker {task.rank} on {host.name}")
+        return keys, actions

@@ -20,7 +20,6 @@ from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 
 ONE = re.compile(r"worker[:-](\d{1,6})")
@@ -63,7 +62,7 @@ class Leavers:
         attempt.ending.leaving.update(hosts)
         for host in hosts:
             for text in attempt.replacer.host_lost(host, attempt.tasks, attempt.usable, now):
-                self._say(text)
+                self._attempt.announce(text)
 
     def viewed(self, ranks: Collection[int]) -> None:
         """A view has begun with these workers as its members."""
@@ -74,7 +73,7 @@ class Leavers:
         for process in (self._attempt.processes[task] for task in tasks):
             process.leaving = process.leaving or f"the agent on {host} got a notice"
         names = ", ".join(self._attempt.processes[task].label for task in tasks)
-        self._say(f"the agent on {host} got a notice: asked to leave: {names}")
+        self._attempt.announce(f"the agent on {host} got a notice: asked to leave: {names}")
         # if the job needs the host for a server or the scheduler, the host stays in use until it is lost
         with contextlib.suppress(LaunchError):
             self._check_hosts([host])
@@ -85,14 +84,15 @@ class Leavers:
         for worker in self._attempt.tasks.workers:
             if worker.task.rank == rank and not worker.lost and not worker.replaced_by:
                 if not worker.leaving:
-                    self._say(f"{worker.label} leaves the job: {reason}")
+                    self._attempt.announce(f"{worker.label} leaves the job: {reason}")
                 worker.leaving = worker.leaving or reason
 
     def left(self, process: Process, after: float) -> None:
         """A worker has left, so many seconds after the job's start."""
         process.left_after = after
         number = self._attempt.tasks.workers_left
-        self._say(f"{process.label} has left the job; {number} worker{' is' if number == 1 else 's are'} left")
+        left = f"{number} worker{' is' if number == 1 else 's are'} left"
+        self._attempt.announce(f"{process.label} has left the job; {left}")
 
     def give_back(self) -> list[Action]:
         """End servers and scheduler of the hosts whose workers have ended, then the agents."""
@@ -149,11 +149,8 @@ class Leavers:
             return
         if all(host.name in hosts for host in attempt.usable):
             raise LaunchError(f"no host would be left for the scheduler: {self._alone(hosts)}")
-        most, schedulers = (
-            attempt.job.restart_scheduler,
-            [process.task.role for process in attempt.processes].count(SCHEDULER),
-        )
-        if schedulers > most:
+        if attempt.succession.used_up:
+            most = attempt.policy.schedulers
             raise LaunchError(
                 f"the scheduler would be started on another host, which is more than --restart-scheduler {most}: "
                 f"{self._alone(hosts)}"
@@ -185,11 +182,8 @@ class Leavers:
                 worker.leaving = reason
                 by_host.setdefault(worker.task.host.name, []).append(number)
         if workers:
-            self._say(f"asked to leave the job: {', '.join(worker.label for worker in workers)}")
+            self._attempt.announce(f"asked to leave the job: {', '.join(worker.label for worker in workers)}")
         return [Send(host, NoticeCommand(tuple(tasks))) for host, tasks in by_host.items()]
-
-    def _say(self, text: str) -> None:
-        self._attempt.losses.announcements.append(Announcement(text))
 
     def settle(self) -> None:
         """Tell those who wait what has become of workers and hosts."""

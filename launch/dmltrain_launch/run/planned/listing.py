@@ -18,7 +18,6 @@ from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.losses import Announcement
 
 
 class Listing:
@@ -50,7 +49,7 @@ class Listing:
         workers = int(min(default_workers(host), self._arrivals.room))
         if not workers:
             why = "-n N:M allows no more" if default_workers(host) else "its line allows none"
-            self._say(f"{host.name} is new in the hosts file and gets no worker: {why}")
+            self._attempt.announce(f"{host.name} is new in the hosts file and gets no worker: {why}")
             return []
         waiter = Waiter(-1)  # nobody waits for an answer
         try:
@@ -59,7 +58,7 @@ class Listing:
         except LaunchError as error:
             waiter.note(str(error))
             actions = []
-        self._say(f"{host.name} is new in the hosts file")
+        self._attempt.announce(f"{host.name} is new in the hosts file")
         self._say_all(waiter)
         return actions
 
@@ -73,13 +72,10 @@ class Listing:
             return self._leavers.remove(name, Waiter(-1), "the hosts file does not list its host any more", now)
         except LaunchError as error:
             if name not in self._kept:
-                self._say(f"{name} is not in the hosts file any more, but stays: {error}")
+                self._attempt.announce(f"{name} is not in the hosts file any more, but stays: {error}")
             self._kept.add(name)
             return []
 
     def _say_all(self, waiter: Waiter) -> None:
         for text, _ in waiter.notes:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        self._attempt.losses.announcements.append(Announcement(text))
+            self._attempt.announce(text)

@@ -17,8 +17,7 @@ from dmltrain_launch.run.planned.arrivals import Arrivals
 from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
-from dmltrain_launch.run.supervisor.backoff import backoff
-from dmltrain_launch.run.supervisor.losses import Announcement
+from dmltrain_launch.run.supervisor.limit import backoff
 
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 600.0
 LIVED_SECONDS = 600.0
@@ -66,7 +65,8 @@ class Returning:
             back = self._back.pop(name, None)
             tries = back.tries if back and now - back.since < LIVED_SECONDS else 0
             self._lost[name] = _Lost(tries, now + _wait(tries))
-            self._say(f"{name} is in the hosts file: it is tried again in {_wait(tries):g} s (--watch-hosts)")
+            again = f"it is tried again in {_wait(tries):g} s (--watch-hosts)"
+            self._attempt.announce(f"{name} is in the hosts file: {again}")
 
     def tick(self, now: float) -> list[Action]:
         """Try the hosts whose time has come."""
@@ -88,11 +88,8 @@ class Returning:
             self._arrivals.check(workers)
             return self._arrivals.add(host, workers, Waiter(-1), now)  # nobody waits for an answer
         except LaunchError as error:
-            self._say(f"{name} was not added: {error}")
+            self._attempt.announce(f"{name} was not added: {error}")
             return []
-
-    def _say(self, text: str) -> None:
-        self._attempt.losses.announcements.append(Announcement(text))
 
 
 def _wait(tries: int) -> float:

@@ -20,7 +20,6 @@ from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt, KVStoreChange
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Announcement
 
 READ_SECONDS = 10.0  # for the scheduler to read what is asked for
 SILENT = (
@@ -84,7 +83,7 @@ class SettingsChanges:
             return self._refused(event.text, USAGE_CODE, now)
         change = KVStoreChange(after, event.text, self._queue[0].by, event.where)
         self._attempt.kvstore_changes.append(change)
-        self._attempt.losses.announcements.append(Announcement(f"{change.text}; asked for by {change.by}"))
+        self._attempt.announce(f"{change.text}; asked for by {change.by}")
         return self._settle(change.text, 0, now)
 
     def tick(self, now: float) -> list[Action]:
@@ -97,9 +96,7 @@ class SettingsChanges:
     def _refused(self, text: str, code: int, now: float) -> list[Action]:
         wanted = self._queue[0]
         if wanted.of_rule:
-            self._attempt.losses.announcements.append(
-                Announcement(f"kvstore not changed: {text}; asked for by {wanted.by}")
-            )
+            self._attempt.announce(f"kvstore not changed: {text}; asked for by {wanted.by}")
             if code == FAULT_CODE:  # the job did not refuse: try again while the rule holds
                 self._applied = None
         return self._settle(text, code, now)

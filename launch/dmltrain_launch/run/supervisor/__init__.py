@@ -1,1 +1,1 @@
-"""The decisions about a job: events and the time in, actions out. Pure; session.py does the I/O."""
+"""The parts of the supervisor (supervise.py) and the values that it gets and returns. Pure."""

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.task import Ports
+from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.cause import Cause, Verdict
 from dmltrain_launch.run.supervisor.ending import Ending
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, UNLIMITED, USAGE_CODE, Limits
-from dmltrain_launch.run.supervisor.losses import Announcement, Losses
+from dmltrain_launch.run.supervisor.losses import Losses
+from dmltrain_launch.run.supervisor.policy import END, Policy
 from dmltrain_launch.run.supervisor.prepare import Preparation
 from dmltrain_launch.run.supervisor.process import Process, Processes
 from dmltrain_launch.run.supervisor.replace import Replacer
+from dmltrain_launch.run.supervisor.starter import Starter
+from dmltrain_launch.run.supervisor.succession import Succession
 
 
 @dataclass(frozen=True)
@@ -31,21 +36,42 @@ class KVStoreChange:
         return f"{self.now} on all workers {self.where}"
 
 
-class Attempt:
-    """With `check` the job ends before its first process starts."""
+@dataclass(frozen=True)
+class Announcement:
+    """A text for the user. `process`: show its last lines, too."""
 
-    def __init__(self, job: Job, hosts: Sequence[Host], limits: Limits = UNLIMITED, check: bool = False):
-        self.job, self.limits, self.check = job, limits, check
+    text: str
+    process: Process | None = None
+
+
+class Attempt:
+    """`policy`: what a loss means. With `check` the job ends before its first process starts.
+
+    `announcements`: those that nobody has taken yet. Times are those of the supervisor's clock, in s.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        hosts: Sequence[Host],
+        limits: Limits = UNLIMITED,
+        policy: Policy = END,
+        check: bool = False,
+    ):
+        self.job, self.limits, self.policy, self.check = job, limits, policy, check
         self.preparation = Preparation(job, hosts, check)
-        self.tasks = Processes(job, hosts, Ports())
+        self.starter = Starter(job, hosts, Ports())
         self.verdict = Verdict()
-        self.replacer = Replacer(job)
-        self.losses = Losses(bool(job.elastic), self.replacer.may_replace)
+        self.replacer = Replacer(job, policy)
+        self.losses = Losses(policy.goes_on, self.replacer.may_replace)
+        self.succession = Succession(policy, job.port)
         self.ending = Ending(job, limits)
+        self.announcements: list[Announcement] = []
         self.kvstore_changes: list[KVStoreChange] = []
         self.interrupted = False
+        self.began = 0.0
+        self.timeout_at = self.start_at = self.finish_at = math.inf  # times at which something is due
         self._warned = 0
-        self._timeout_at = self._start_at = self._finish_at = math.inf  # times at which something is due
 
     @property
     def hosts(self) -> dict[str, Host]:
@@ -56,6 +82,10 @@ class Attempt:
     def usable(self) -> list[Host]:
         """The hosts on which processes can be started."""
         return [host for name, host in self.hosts.items() if self.ending.is_usable(name)]
+
+    @property
+    def tasks(self) -> Processes:
+        return self.starter.processes
 
     @property
     def processes(self) -> list[Process]:
@@ -98,9 +128,9 @@ class Attempt:
     @property
     def deadline(self) -> float:
         return min(
-            self._timeout_at,
-            self._start_at,
-            self._finish_at,
+            self.timeout_at,
+            self.start_at,
+            self.finish_at,
             self.verdict.together_at,
             self.verdict.suspect_at,
             self.replacer.next_at,
@@ -120,11 +150,26 @@ class Attempt:
             return False
         return self.tasks.started and (self.cause.process is not None or self.cause.code == FAULT_CODE)
 
+    def fail(self, cause: Cause, now: float, dump: bool = False) -> list[Action]:
+        """End the job, if it is not ending. `dump`: its processes print their stacks first."""
+        self.verdict.decide(cause, self.hosts)
+        return [] if self.ending.begun else self.end(now, dump)
+
+    def end(self, now: float, dump: bool = False) -> list[Action]:
+        self.timeout_at = self.start_at = self.finish_at = math.inf
+        self.verdict.clear_deadlines()
+        self.replacer.cancel()
+        return list(self.ending.begin(self.hosts, now, dump))
+
+    def announce(self, text: str, process: Process | None = None) -> None:
+        """Tell the user."""
+        self.announcements.append(Announcement(text, process))
+
+    def take_announcements(self) -> list[Announcement]:
+        taken, self.announcements = self.announcements, []
+        return taken
+
     def take_warnings(self) -> list[str]:
         """The preparation's new warnings."""
         problems, self._warned = self.preparation.problems[self._warned :], len(self.preparation.problems)
         return [problem.text for problem in problems if not problem.fatal]
-
-    def take_announcements(self) -> list[Announcement]:
-        """The new losses of an elastic job."""
-        return self.losses.take_announcements()

@@ -1,4 +1,4 @@
-"""Time limits and exit codes of a job."""
+"""Time limits, waits and exit codes of a job."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ RECONNECT_ATTEMPTS = 3  # on a host that has reported the agent's end: it runs, 
 # Without a message from an agent: then it counts as lost. This is longer than a network outage of 5 s and TCP's
 # retransmission pause after it, whose length varies.
 SILENCE_SECONDS = 9.5
+MOST_DOUBLINGS = 30  # of a wait: more than lead to any limit
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,8 @@ UNLIMITED = Limits()
 def as_shell(code: int) -> int:
     """An exit code in the shell's convention: 128 + n for signal n."""
     return code if code >= 0 else 128 - code
+
+
+def backoff(first: float, longest: float, doublings: int) -> float:
+    """The wait before a try: `first`, doubled so many times (never if that is negative), but at most `longest`; s."""
+    return min(longest, first * 2.0 ** min(MOST_DOUBLINGS, max(0, doublings)))

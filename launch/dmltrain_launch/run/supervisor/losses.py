@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dmltrain_launch.job.role import SERVER, WORKER
 from dmltrain_launch.run.supervisor.cause import Cause
@@ -21,25 +20,16 @@ RECENT_SECONDS = 10.0  # in which the others notice a loss
 STILL_SECONDS = 3.0  # since the last report of a stopped process, of which agents send one every second
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """A text for the user. `process`: show its last lines, too."""
-
-    text: str
-    process: Process | None = None
-
-
 class Losses:
-    """`causes`: why each process was lost, in order. `announcements`: those that nobody has taken yet.
+    """`causes`: why each process was lost, in order.
 
-    `may_replace`: whether a lost server can be replaced.
+    `goes_on`: whether the job may go on after a loss. `may_replace`: whether a lost server can be replaced.
     """
 
-    def __init__(self, elastic: bool, may_replace: Callable[[Processes], bool] = lambda tasks: False):
-        self.elastic = elastic
+    def __init__(self, goes_on: bool, may_replace: Callable[[Processes], bool]):
+        self._goes_on = goes_on
         self._may_replace = may_replace
         self.causes: list[Cause] = []
-        self.announcements: list[Announcement] = []
         self._own_at = -math.inf  # s: time of the newest loss that no other process explains
         self._stopped: dict[str, tuple[float, Cause]] = {}  # by name: when last found stopped
 
@@ -47,7 +37,7 @@ class Losses:
         """Whether the job may go on without these processes."""
         can_be_lost = all(process.task.role in MAY_BE_LOST for process in processes)
         keeps_a_server = tasks.keeps_a_server(processes) or self._may_replace(tasks)
-        return self.elastic and tasks.started and can_be_lost and keeps_a_server
+        return self._goes_on and tasks.started and can_be_lost and keeps_a_server
 
     def allow_exit(self, process: Process, code: int, tasks: Processes) -> bool:
         """Whether the job may go on after this exit.
@@ -77,11 +67,11 @@ class Losses:
             return self._stopped_now(now).get(cause.process.task.name, cause)
         return cause
 
-    def add_stopped(self, process: Process, cause: Cause, now: float) -> None:
-        """A process is stopped: the scheduler may remove it, or it goes on. A notice says so once."""
-        if process.task.name not in self._stopped_now(now):
-            self.announcements.append(Announcement(cause.text))
+    def add_stopped(self, process: Process, cause: Cause, now: float) -> bool:
+        """A process is stopped: the scheduler may remove it, or it goes on. Returns whether that is new."""
+        new = process.task.name not in self._stopped_now(now)
         self._stopped[process.task.name] = now, cause
+        return new
 
     def _stopped_now(self, now: float) -> dict[str, Cause]:
         return {name: cause for name, (when, cause) in self._stopped.items() if now - when <= STILL_SECONDS}
@@ -105,11 +95,7 @@ class Losses:
     def explain(self, cause: Cause) -> bool:
         """Whether the cause of the job's end is a loss, and what other processes did came after it."""
         of_lost = cause.process is not None and cause.process.task.role in MAY_BE_LOST
-        return self.elastic and (of_lost or any(known is cause for known in self.causes))
-
-    def take_announcements(self) -> list[Announcement]:
-        taken, self.announcements = self.announcements, []
-        return taken
+        return self._goes_on and (of_lost or any(known is cause for known in self.causes))
 
 
 def _left(lost: Sequence[Process], tasks: Processes) -> str:

@@ -18,9 +18,11 @@ from dmltrain_launch.agent.commands import Bind, Command, Measure, Peer, Probe, 
 from dmltrain_launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from dmltrain_launch.agent.events import Event as AgentEvent
 from dmltrain_launch.job.host import Host, Machine
-from dmltrain_launch.job.job import Job, Ports, host_of, workdir_of
+from dmltrain_launch.job.job import Job, host_of, workdir_of
 from dmltrain_launch.job.role import SCHEDULER, WORKER
-from dmltrain_launch.preflight import Problem, network, pairs
+from dmltrain_launch.job.task import Ports
+from dmltrain_launch.preflight import Problem, network
+from dmltrain_launch.preflight.pairs import Throughput
 from dmltrain_launch.run.supervisor.action import Action, Connect, Copy, Send
 from dmltrain_launch.run.supervisor.event import Copied
 
@@ -44,10 +46,8 @@ class Preparation:
         self.facts: dict[str, dict[str, Any]] = {}
         self.skews: dict[str, float] = {}  # s
         self.reached: dict[str, dict[str, dict[str, Any]]] = {}
-        self.throughput: dict[str, dict[str, dict[str, Any]]] = {}  # from, to: {"speed": bits/s} or {"error"}
         self.ports: dict[str, dict[str, int]] = {}
-        self._rounds: list[list[pairs.Pair]] = []  # measurements still to do
-        self._repeated = False  # whether the slowest pair was measured again
+        self.throughput = Throughput()
         self._scheduler, self._master = self._ports_on(hosts)
         probes = job.over_network or check
         steps = [
@@ -116,7 +116,7 @@ class Preparation:
             case Reached(host, peers):
                 self.reached[host] = peers
             case Measured():
-                self._take_measured(event)
+                self.throughput.take(event)
         return self._done_by(event.host)
 
     def leave_out(self, host: str, message: str, code: int) -> list[Action]:
@@ -143,7 +143,8 @@ class Preparation:
         if not all(host.address for host in self.hosts.values()) and self.step in ("bind", "reach"):
             self._steps.clear()  # --check continues after errors, but these steps need addresses
         if self.step == "measure":
-            return self._measure()
+            self.throughput.begin(list(self.hosts), self.reached)
+            return self._next_round()
         self._waiting = set(self.hosts)
         match self.step:
             case "copy":
@@ -209,36 +210,11 @@ class Preparation:
 
     # -- measure -------------------------------------------------------------------------------------------------
 
-    def _measure(self) -> list[Action]:
-        """Start the first round, with the pairs that reach each other."""
-        self._rounds = [
-            [pair for pair in pairs_of_round if self._reaches(*pair)]
-            for pairs_of_round in pairs.rounds(list(self.hosts))
-        ]
-        return self._next_round()
-
     def _next_round(self) -> list[Action]:
-        """Start the next round; after the last one, measure the slowest pair again; then end the step."""
-        self._rounds = [pairs_of_round for pairs_of_round in self._rounds if pairs_of_round]
-        if not self._rounds and not self._repeated:
-            self._repeated = True
-            again = pairs.slowest(self.throughput)
-            self._rounds = [[again]] if again and len(self.hosts) > 2 else []
-        if not self._rounds:
+        """Start the next round of measurements; after the last one, end the step."""
+        now = self.throughput.next_round()
+        if not now:
             del self._steps[0]
             return []
-        now = self._rounds.pop(0)
         self._waiting = {caller for caller, _ in now}
         return [Send(caller, Measure(self._peer(peer, "throughput"))) for caller, peer in now]
-
-    def _reaches(self, name: str, other: str) -> bool:
-        return all("ms" in self.reached[a].get(b, {}) for a, b in ((name, other), (other, name)))
-
-    def _take_measured(self, event: Measured) -> None:
-        """Of two measurements the better one counts: other traffic slowed down the other."""
-        for name, other, speed in ((event.host, event.peer, event.out), (event.peer, event.host, event.back)):
-            before = self.throughput.setdefault(name, {}).get(other, {})
-            if event.error and not before:
-                self.throughput[name][other] = {"error": event.error}
-            elif not event.error:
-                self.throughput[name][other] = {"speed": max(speed, before.get("speed", 0))}

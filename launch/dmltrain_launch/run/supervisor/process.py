@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from dmltrain_launch.agent.commands import Spawn, Start
 from dmltrain_launch.channels.exit_text import signal_name
-from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.job import OWNED, Job, Ports, Task, newcomer, replacement, successor, tasks, workdir_of
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.job.task import Task
 from dmltrain_launch.run.supervisor.limit import LOST_A_PEER
 
 
@@ -87,11 +85,10 @@ class Process:
 
 
 class Processes:
-    """All processes in launch order, then replacements as they start. A task's number is its index."""
+    """All processes in launch order, then others as they start (starter.py). A task's number is its index."""
 
-    def __init__(self, job: Job, hosts: Sequence[Host], ports: Ports):
-        self.job, self.ports = job, ports
-        self.all = [Process(task) for task in tasks(job, list(hosts), ports)]
+    def __init__(self, processes: list[Process]):
+        self.all = processes
 
     @property
     def started(self) -> bool:
@@ -144,7 +141,7 @@ class Processes:
     @property
     def only_replacements_left(self) -> bool:
         """Whether only workers still run that were started later: replacements and newcomers."""
-        left = [worker for worker in self.workers if worker.code is None and not worker.lost]
+        left = [worker for worker in self.workers if worker.runs]
         return bool(left) and all(process.joins for process in left)
 
     def starting_on(self, host: str) -> Process | None:
@@ -169,7 +166,7 @@ class Processes:
     @property
     def running(self) -> str:
         """The processes that have not ended, as text."""
-        return ", ".join(process.label for process in self.all if process.code is None and not process.lost)
+        return ", ".join(process.label for process in self.all if process.runs)
 
     @property
     def not_started(self) -> str:
@@ -181,69 +178,3 @@ class Processes:
             return f"a process (pid {pid} on {host})"
         label = self.all[task].label
         return label if self.all[task].pid == pid else f"a descendant (pid {pid}) of {label}"
-
-    def replace(self, number: int, host: Host) -> int:
-        """Add the process that replaces the task `number`, to be started on `host`. Returns the new task's number."""
-        lost = self.all[number]
-        current = [lineage[-1].task for lineage in self.lineages]
-        running = [worker.task for worker in self.workers if worker.code is None and not worker.lost]
-        task = replacement(self.job, lost.task, host, current, running, self.ports)
-        lost.replaced_by = Process(task, replaces=lost)
-        self.all.append(lost.replaced_by)
-        return len(self.all) - 1
-
-    def succeed(self, number: int, host: Host) -> int:
-        """Add the scheduler that takes the place of the task `number`. Returns the new task's number.
-
-        It is to be started on `host`, after `on_port`.
-        """
-        lost = self.all[number]
-        lost.replaced_by = Process(replace(lost.task, host=host), replaces=lost)
-        self.all.append(lost.replaced_by)
-        return len(self.all) - 1
-
-    def on_port(self, number: int, port: int) -> None:
-        """Give this port to the scheduler `number`, which is to be started, and to workers that are started later."""
-        self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
-        process, current = self.all[number], [lineage[-1] for lineage in self.lineages]
-        lost = [process.task for process in current if process.lost and process.task.role != SCHEDULER]
-        tasks = [process.task for process in current]
-        process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
-
-    @property
-    def next_rank(self) -> int:
-        """The rank of the next newcomer. Ranks of workers that are gone are not used again."""
-        return 1 + max(worker.task.rank for worker in self.workers)
-
-    def add(self, host: Host) -> int:
-        """Add one more worker, to be started on `host`. Returns the number of its task."""
-        current = [lineage[-1].task for lineage in self.lineages]
-        running = [worker.task for worker in self.workers if worker.runs]
-        task = newcomer(self.job, self.next_rank, host, current, running, self.ports)
-        self.all.append(Process(task, newcomer=True))
-        return len(self.all) - 1
-
-    def start_command(self, host: Host) -> Start:
-        """The command that starts the processes of `host`."""
-        numbers = (number for number, process in enumerate(self.all) if process.task.host.name == host.name)
-        return self._start(tuple(map(self._spawn, numbers)))
-
-    def start_one(self, number: int) -> Start:
-        """The command that starts one process."""
-        return self._start((self._spawn(number),))
-
-    def _start(self, tasks: tuple[Spawn, ...]) -> Start:
-        return Start(OWNED, tasks, follows=bool(self.job.restart_scheduler))
-
-    def _spawn(self, number: int) -> Spawn:
-        task = self.all[number].task
-        return Spawn(
-            number,
-            task.argv,
-            dict(task.environment),
-            workdir_of(self.job, task.host),
-            self.job.script,
-            listens=task.role == SCHEDULER,
-            memory=self.job.memory.get(task.role, 0),
-            leaves=task.role == WORKER and bool(self.job.elastic),
-        )

@@ -8,9 +8,11 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.placement import free_slots, slots_for
 from dmltrain_launch.job.role import SERVER, WORKER
-from dmltrain_launch.run.supervisor.action import Action, Continue, Send
+from dmltrain_launch.run.supervisor.action import Action, Continue
+from dmltrain_launch.run.supervisor.policy import Policy
 from dmltrain_launch.run.supervisor.process import Process, Processes
 from dmltrain_launch.run.supervisor.replacements import HostSlots, Replacement, Replacements
+from dmltrain_launch.run.supervisor.starter import Starter
 
 
 class Replacer:
@@ -21,10 +23,10 @@ class Replacer:
     texts for the user.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, policy: Policy):
         self.job = job
-        self.replacements = Replacements(job.restart_workers)  # of workers
-        self.of_servers = Replacements(job.restart_servers)
+        self.replacements = Replacements(policy.workers)  # of workers
+        self.of_servers = Replacements(policy.servers)
         self._unplaced: list[int] = []  # lost servers for which no host has room, by the numbers of their processes
 
     @property
@@ -70,14 +72,14 @@ class Replacer:
         self.of_servers.drop()
         self._unplaced.clear()
 
-    def start(self, tasks: Processes, hosts: Mapping[str, Host], now: float) -> list[Action]:
+    def start(self, starter: Starter, hosts: Mapping[str, Host], now: float) -> list[Action]:
         """Start what is due."""
         actions: list[Action] = []
         for replacements in (self.of_servers, self.replacements):
             for replacement in replacements.due(now):
-                number = tasks.replace(replacement.task, hosts[replacement.host])
+                number = starter.replace(replacement.task, hosts[replacement.host])
                 replacements.started(number, replacement.host, now)
-                actions += [Continue(replacement.task), Send(replacement.host, tasks.start_one(number))]
+                actions += [Continue(replacement.task), starter.start(number)]
         return actions
 
     def _of(self, process: Process) -> Replacements:
@@ -102,9 +104,7 @@ class Replacer:
         return [self._seat(host, tasks) for host in usable if self._takes_workers(host, tasks)]
 
     def _seat(self, host: Host, tasks: Processes) -> HostSlots:
-        running = sum(
-            worker.code is None and not worker.lost for worker in tasks.workers if worker.task.host.name == host.name
-        )
+        running = sum(worker.runs for worker in tasks.workers if worker.task.host.name == host.name)
         workers = running + sum(replacement.host == host.name for replacement in self.replacements.waiting)
         return HostSlots(host.name, workers, free_slots(host, workers))
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dmltrain_launch.run.supervisor.backoff import backoff
+from dmltrain_launch.run.supervisor.limit import backoff
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
 LIVED_SECONDS = 60.0

@@ -1,1 +1,0 @@
-"""What `--launcher yarn` asks Hadoop's YARN, and what runs in its containers. Not run against a real cluster."""
