@@ -264,7 +264,7 @@ def reporter(talk: Conversation, *messages: str, then: str = "", listens: bool =
     return {"task": 0, "argv": argv, "listens": listens, **same}
 
 
-CHANGE = {"number": 2, "kv_store": "dist_ssp", "staleness": 4.0, "by": "me"}
+CHANGE = json.dumps({"op": "change", "number": 2, "kv_store": "dist_ssp", "by": "me"})
 
 
 def test_a_scheduler_reports_and_is_asked_for_changes(talk):
@@ -273,12 +273,12 @@ def test_a_scheduler_reports_and_is_asked_for_changes(talk):
     then = f"{answers}agent.send({VIEW!r}.encode())"
     talk.send(do="start", unset=[], tasks=[reporter(talk, VIEW, then=then)])
     assert talk.until("reported") == {"event": "reported", "task": 0, "report": SAID}
-    talk.send(do="change", task=7, **CHANGE)
-    talk.send(do="change", task=0, **CHANGE)
-    prints(talk, 0, json.dumps({"op": "change", **CHANGE, "after": 0}).encode())
-    talk.send(do="change", task=0, **CHANGE)
+    talk.send(do="tell", task=7, message=CHANGE)
+    talk.send(do="tell", task=0, message=CHANGE)
+    prints(talk, 0, CHANGE.encode())
+    talk.send(do="tell", task=0, message=CHANGE)
     assert [talk.until(each)["event"] for each in ("reported", "exited")] == ["reported", "exited"]
-    talk.send(do="change", task=0, **CHANGE)
+    talk.send(do="tell", task=0, message=CHANGE)
     assert talk.answer() == []
 
 
