@@ -74,7 +74,14 @@ def test_a_fault_is_named_by_the_collective_that_waits(run, kind, said):
     job.processes["worker-1"].kill()
 
 
-def test_a_rank_that_contradicts_the_launchers_is_refused(run):
-    job = run("contradicts")
+@pytest.mark.parametrize(
+    ("function", "environment", "said"),
+    [
+        ("contradicts", {}, "init_process_group was told rank 1 of 2"),
+        ("all_reduces", {"DMLTRAIN_WIRE": "auth"}, "not those of gloo"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(run, function, environment, said):
+    job = run(function, env=environment)
     wait_for(lambda: all(job.processes[f"worker-{rank}"].poll() is not None for rank in range(2)), "both workers' end")
-    assert "init_process_group was told rank 1 of 2" in job.output("worker-0")
+    assert said in job.output("worker-0")

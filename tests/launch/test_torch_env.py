@@ -19,6 +19,7 @@ with open(name, "w") as file:
 """
 USES_DMLTRAIN = f"{WRITE}\ndef later():\n    from dmltrain import kvstore\n"
 USES_MXNET = f"{WRITE}\ndef later():\n    import mxnet as mx\n"
+USES_BACKEND = f"{WRITE}\ndef later():\n    import dmltrain.torch\n"
 USES_DDP = f"{WRITE}\ndef later():\n    import torch.distributed as dist\n"
 IDLE = "uses torch.distributed and not dmltrain: its servers have nothing to do"
 
@@ -40,6 +41,7 @@ def found(launcher, *arguments: object) -> list[str]:
         ((), USES_DMLTRAIN, ()),
         ((), USES_MXNET, ()),
         ((), f"{USES_MXNET}{USES_DDP}", VARIABLES),
+        ((), USES_BACKEND, VARIABLES),
         (("--torch-env", "auto"), USES_DMLTRAIN, ()),
         (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
         (("--torch-env=off",), WRITE, ()),

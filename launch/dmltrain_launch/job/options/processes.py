@@ -73,7 +73,7 @@ class ProcessOptions:
     torch_env: str = option(
         "auto|on|off",
         "set the variables of torch.distributed (RANK, MASTER_ADDR, ...) for workers; auto (default): "
-        "unless the script imports dmltrain",
+        "unless the script imports dmltrain other than dmltrain.torch",
         choice(("auto", "on", "off")),
         "auto",
     )
