@@ -120,7 +120,7 @@ class Forker:
         log.touch()  # the process may open it later than somebody looks
         request = {"command": command, "environment": environment, "log": str(log), "folder": str(folder)}
         socket.send_fds(self._socket, [json.dumps(request).encode()], list(inherited))
-        assert self._new.acquire(timeout=60.0), "the forking process does not answer"
+        assert self._new.acquire(timeout=240.0), "the forking process does not answer"
         return self._newest
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Pods(Front):
 
     def words(self, name: str, *arguments: object, image: str = "registry/train:1") -> list[object]:
         options = ("--launcher", "kubernetes", "--image", image, "--kube-template", TEMPLATE, "--job", name)
-        return [*options, "--connect-timeout", 60, *arguments]
+        return [*options, "--connect-timeout", 300, *arguments]
 
     def job(self, name: str, *arguments: object, **more: object) -> Launched:
         return self.start(*self.words(name, *arguments), logs=name, **more)

@@ -23,7 +23,7 @@ from tests.launch.conftest import ROOT, wait_for
 from tests.other_user import USER, as_user
 
 EXAMPLES = ROOT / "examples"
-SLURM = ("--launcher", "slurm", "--connect-timeout", 60)
+SLURM = ("--launcher", "slurm", "--connect-timeout", 300)
 SHOWS = """
 import json, os
 place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
@@ -117,10 +117,10 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
 @pytest.mark.thorough
 def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, front: Front, engine: "Engine"):
     job = engine.start()
-    listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
+    listed = front.ask("--ps", job.logs, "--connect-timeout", 300)
     assert listed.code == 0, listed
     assert listed.out.count("worker") == 2, listed
-    killed = front.ask("--kill", job.logs, "--connect-timeout", 60)
+    killed = front.ask("--kill", job.logs, "--connect-timeout", 300)
     assert killed.code == 0 and f"Slurm's job {slurm.number(1)} has ended" in killed.err, killed
     assert "0 processes left on 0 hosts" in killed.err
     assert job.wait().code != 0
@@ -208,7 +208,7 @@ def test_servers_run_on_a_component_of_their_own(slurm: Slurm, tmp_path: Path):
     workers = {process["host"] for process in processes if process["role"] == "worker"}
     (server,) = {process["host"] for process in processes if process["role"] != "worker"}
     assert len(workers) == 2 and server not in workers
-    listed = Front(slurm.testbed, tmp_path).ask("--ps", job.logs, "--connect-timeout", 60)
+    listed = Front(slurm.testbed, tmp_path).ask("--ps", job.logs, "--connect-timeout", 300)
     assert listed.code == 0 and "8 processes on 3 hosts" in listed.out, listed
     for process in slurm.testbed.processes(server):
         if "dmltrain-bridge" in process.argv:

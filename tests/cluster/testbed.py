@@ -218,7 +218,7 @@ class Testbed:
         """
         return subprocess.Popen(self.command(host, argv), **popen)
 
-    def run(self, host: str, argv: Sequence[str], timeout: float = 60.0, **popen: Any) -> subprocess.CompletedProcess:
+    def run(self, host: str, argv: Sequence[str], timeout: float = 240.0, **popen: Any) -> subprocess.CompletedProcess:
         """`start`, and wait: standard output and error as text. The exit code is for the caller to judge."""
         return subprocess.run(
             self.command(host, argv),
