@@ -82,10 +82,9 @@ class ElasticMembership(Membership):
         self.progress.finish()
         super().close()
 
-    def _report(self, reason: str) -> None:
-        if self._environment.joins and self.progress.view is None:
-            return  # this worker is not yet a member, so the job does not need it
-        super()._report(reason)
+    @property
+    def _waits_to_join(self) -> bool:
+        return super()._waits_to_join and self.progress.view is None
 
     def _standing(self) -> Standing | None:
         return Standing(self.progress.announced)

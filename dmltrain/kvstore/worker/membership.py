@@ -36,13 +36,10 @@ class Membership:
         self._control = Control(
             environment, 0, self._end, exit_seconds, sharing.socket_name, self._handlers(), self._standing
         )
+        self.lost_within = self._control.lost_within  # (seconds) -> why the job was lost; "" if it is not
         self.start_message = self._control.wait_for_start()
         self.routes = self._routes = self._connect(sharing)
         atexit.register(self._at_exit)
-
-    def lost_within(self, seconds: float) -> str:
-        """Why the job was lost, waiting for at most `seconds`; "" if it is not."""
-        return self._control.lost_within(seconds)
 
     def barrier(self) -> None:
         """Wait for all workers. Raises JobLost."""
@@ -135,7 +132,13 @@ class Membership:
 
     def _report(self, reason: str) -> None:
         """Report that this worker has failed. This ends the job, unless the worker only waits to join."""
-        self._control.abort(reason)
+        if not self._waits_to_join:
+            self._control.abort(reason)
+
+    @property
+    def _waits_to_join(self) -> bool:
+        """Whether this worker is not yet a member, so that the job does not need it."""
+        return self._environment.joins
 
     def _handlers(self) -> Handlers:
         """Handlers for messages of the scheduler that Control does not handle itself."""
