@@ -41,6 +41,7 @@ class PresentKind:
         self._member, self._entries, self._transfers = member, entries, transfers
         self._timer = timer  # if the job has rules
         self._refusal: Callable[[KVStoreType], str] = lambda kind: UNKNOWN
+        self._coming: KVStoreKind | None = None  # while the job changes to it
 
     @property
     def now(self) -> KVStoreKind:
@@ -62,7 +63,9 @@ class PresentKind:
         change = self._member.due_change()
         if change is None:
             return False
-        before, wanted = self.now, self.now.changed(change.kv_store, change.staleness)
+        before = self.now
+        # The servers may have it, and the user ask for the next change, before this worker goes on.
+        self._coming = wanted = before.changed(change.kv_store, change.staleness)
         settle()
         self._member.wait_for_servers(change)  # all pushes are in the weights, and all workers have their values
         self._become(wanted)
@@ -96,13 +99,14 @@ class PresentKind:
     def _become(self, kind: KVStoreKind) -> None:
         """From now on the kvstore is of this kind. The servers know it already."""
         self.name, self._entries.kind = kind.type.name, kind
+        self._coming = None
         self._transfers.change()
 
     def _why_not(self, change: Change, keys: int) -> str:
         """Why the kvstore cannot change; empty if it can. On the control thread."""
         if not self.stepping or keys != sum(entry.is_weight for entry in list(self._entries)):
             return UNKNOWN
-        routes = self._member.routes
+        now, routes = self._coming or self.now, self._member.routes
         fixed = changes.why_fixed(self._entries.compresses, bool(routes.relay or routes.host))
-        why = self.now.refusal(change.kv_store, change.staleness, fixed)
-        return why or self._refusal(self.now.changed(change.kv_store, change.staleness).type)
+        why = now.refusal(change.kv_store, change.staleness, fixed)
+        return why or self._refusal(now.changed(change.kv_store, change.staleness).type)
