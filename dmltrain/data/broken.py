@@ -13,7 +13,7 @@ NEARLY_ALL = 0.9  # if this fraction of them is broken, the data have another fa
 
 
 class TooManyBroken(UserError):
-    """More records are broken than the user allows, whoever reads them."""
+    """More records are broken than the user allows: an error of the data, not of this worker."""
 
 
 @dataclass(frozen=True)

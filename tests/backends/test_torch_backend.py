@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from dmltrain.backends.torch.process_group.calls import WAITING_SECONDS, Calls, described
 from tests.waiting import wait_for
 
 PROGRAM = Path(__file__).parent / "programs/torch_backend.py"
@@ -85,3 +88,28 @@ def test_what_cannot_be_right_is_refused(run, function, environment, said):
     job = run(function, env=environment)
     wait_for(lambda: all(job.processes[f"worker-{rank}"].poll() is not None for rank in range(2)), "both workers' end")
     assert said in job.output("worker-0")
+
+
+ONE, TWO = torch.zeros(1), torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "differ"),
+    [
+        ([("all_reduce", [ONE]), ("all_reduce", [ONE])], False),
+        ([("all_reduce", [ONE]), ("all_reduce", [TWO])], True),
+        ([("all_reduce", [ONE]), ("broadcast", [ONE])], True),
+        ([("scatter", [ONE, ONE, ONE]), ("scatter", [ONE])], False),
+        ([("all_to_all_single", [ONE, TWO]), ("all_to_all_single", [TWO, ONE])], False),
+        ([("gather", [ONE]), ("scatter", [ONE])], True),
+    ],
+)
+def test_calls_that_wait_are_compared_as_far_as_they_must_be_the_same(calls, differ):
+    now, store = [0.0], dist.HashStore()
+    workers = [Calls(store, rank, [0, 1], lambda: now[0]) for rank in range(2)]
+    for worker, (name, tensors) in zip(workers, calls, strict=True):
+        worker.begin(described(name, tensors))
+    assert [worker.difference() for worker in workers] == ["", ""], "they have not waited"
+    now[0] += WAITING_SECONDS
+    first, second = (worker.difference() for worker in workers)
+    assert (first, bool(second)) == ("", differ), "the first one has read before the second one has written"

@@ -1,8 +1,8 @@
 """The collectives that this worker has called in one group, to compare them with those of the others when they wait.
 
 torch.distributed expects the same calls in the same order on all workers, and gloo waits for ever when they differ. So
-a call that is not complete after WAITING_SECONDS is published in the group's store, and whoever waits reads what the
-others wait for.
+a worker publishes a call that is not complete after WAITING_SECONDS in the group's store, and reads what the others
+have published there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 WAITING_SECONDS = 3.0
+# Their tensors may differ between workers: only one of them has a list, or each sends other sizes.
+OWN_TENSORS = ("gather", "scatter", "all_to_all", "all_to_all_single")
 NOT_THE_SCRIPT = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -40,9 +43,9 @@ class Call:
 class Calls:
     """Of one group. `store`: of the group, a connection of its own. One thread makes calls, another one watches."""
 
-    def __init__(self, store: Store, rank: int, ranks: list[int]) -> None:
+    def __init__(self, store: Store, rank: int, ranks: list[int], clock: Callable[[], float] = time.monotonic) -> None:
         """`ranks`: of the group's members among the workers of the job, for messages."""
-        self._store, self._rank, self._ranks = store, rank, ranks
+        self._store, self._rank, self._ranks, self._clock = store, rank, ranks, clock
         self._open: deque[Call] = deque()
         self._made = 0
         self._published: Call | None = None
@@ -51,7 +54,7 @@ class Calls:
         """A call of the script; its `work` is set when it is known."""
         while self._open and self._open[0].complete:
             self._open.popleft()
-        call = Call(self._made, what, _place(), time.monotonic())
+        call = Call(self._made, what, _place(), self._clock())
         self._made += 1
         self._open.append(call)
         return call
@@ -60,7 +63,7 @@ class Calls:
         """What differs between the call that this worker waits for and another worker's call at the same place in the
         order of calls; "" if nothing does, or if no call waits."""
         own = next((call for call in list(self._open) if not call.complete), None)
-        if own is None or time.monotonic() - own.since < WAITING_SECONDS:
+        if own is None or self._clock() - own.since < WAITING_SECONDS:
             return ""
         if own is not self._published:
             self._store.set(str(self._rank), json.dumps([own.number, own.what, own.place]))
@@ -78,6 +81,9 @@ class Calls:
 
 
 def described(name: str, tensors: list[torch.Tensor]) -> str:
+    """The operation with its tensors, as far as they are the same on all workers."""
+    if name in OWN_TENSORS:
+        return name
     shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors[:3]]
     more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
     return f"{name} of {', '.join(shapes)}{more}" if shapes else name

@@ -32,18 +32,19 @@ class Watch:
         self._groups.add(group)
 
     def explained(self, error: Exception) -> dist.DistBackendError:
-        """The error with its cause, which may need some seconds to become known."""
-        self._found.wait(CAUSE_SECONDS)
+        """The error with its cause, which the servers' job may learn some seconds later."""
+        if self._store:
+            self._found.wait(CAUSE_SECONDS)
         return dist.DistBackendError(self.reason or str(error))
 
     def _look(self) -> None:
-        reason = ""
-        while not reason:
-            reason = self._lost() or self._difference()
-        self.reason = reason
+        lost = different = ""
+        while not (lost or different):
+            lost, different = self._lost(), self._difference()
+        self.reason = lost or different
         self._found.set()
-        if self._store:
-            self._store.lose(reason)
+        if self._store and not lost:
+            self._store.lose(different)
         for group in list(self._groups):
             group.gloo.abort()
 
