@@ -322,6 +322,10 @@ if __name__ == "__main__":
     from dmltrain.backends.table import BACKENDS
 
     BACKENDS[sys.argv[3]].load()
+    import dmltrain.api.create  # noqa: F401  (what the programs import later: a twentieth of their time)
+    import dmltrain.kvstore.worker.store  # noqa: F401
+    import dmltrain.train.hardware  # noqa: F401
+
     if sys.argv[3] == "torch":
         from dmltrain.backends.torch import plain_step
 

@@ -202,6 +202,9 @@ JOBS = {
     # A round that is aborted leaves nothing in residuals: the replay, where it is not aborted, has the same weights,
     # and residuals in its checkpoints.
     "2bit": Row(KILL, way="2bit", says=[ZERO]),
+    "2bit with a threshold, whose sums depend on the number of workers": Row(
+        f"{KILL},{JOINS}", way="2bit", options="--gc-threshold 0.02", come=(3,)
+    ),
     "topk": Row("1:after:pushpull:7:kill", way="topk", says=[ZERO]),
     "int8": Row("1:after:pushpull:9:kill", way="int8", says=[ZERO]),
     "fp16": Row(KILL, way="fp16", silent=["residuals begin at zero"]),

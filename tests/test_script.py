@@ -98,7 +98,6 @@ def worker(monkeypatch):
         (of("dist_async", balance=True), "balance=True"),
         (of("dist_ssp", batch="per-worker"), "batch='per-worker'"),
         (of("local"), "kvstore='local'"),
-        (of("dist_sync", compression=TWO_BIT), "threshold=0.5"),
         (of("dist_sync", factors=8), "factors=8"),
         (of("dist_sync", server_shares="links"), "server_shares='links'"),
     ],

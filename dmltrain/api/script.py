@@ -58,8 +58,7 @@ def check(asked: ExchangeChoices, environment: Environment) -> None:
     if environment.launched and not environment.elastic:
         _check_plain(asked)
     if environment.elastic:
-        more = {"threshold": asked.codec_parameters.get("threshold"), "factors": asked.factors}
-        _check_elastic({**effective, **more})
+        _check_elastic({**effective, "factors": asked.factors})
 
 
 def _check_snapshot(seconds: Any, on_servers: bool) -> None:
@@ -82,7 +81,7 @@ def _check_plain(asked: ExchangeChoices) -> None:
 
 def _check_elastic(chosen: Mapping[str, Any]) -> None:
     """Raise UserError for what an elastic job cannot have."""
-    wanted = {"threshold": None, "factors": 0, "server_shares": env.SERVER_SHARES[0]}
+    wanted = {"factors": 0, "server_shares": env.SERVER_SHARES[0]}
     wrong = [f"{name}={chosen[name]!r}" for name, value in wanted.items() if chosen[name] != value]
     kind = types.find(chosen["kvstore"])
     if not kind.can_be_elastic:
@@ -93,7 +92,7 @@ def _check_elastic(chosen: Mapping[str, Any]) -> None:
     if wrong:
         raise UserError(
             "this job was started with --elastic, which needs kvstore='dist_sync', 'dist_async' or 'dist_ssp', no "
-            "threshold of compression, no factors, equal server_shares, and dist_sync for balance and batch; this is "
+            "factors, equal server_shares, and dist_sync for balance and batch; this is "
             f"{', '.join(wrong)}: use these, or start it without --elastic"
         )
 

@@ -38,11 +38,6 @@ _REFUSED: tuple[tuple[str, Callable[[Options, Environment], object], str], ...] 
         "the links that divide the weights are measured once, before members or servers change",
     ),
     (
-        "--gc-threshold",
-        lambda options, _: options.gc_threshold is not None,
-        "how servers encode a sum depends on the number of workers, which changes",
-    ),
-    (
         "--factors auto",
         lambda options, _: options.factors != "off",
         "each worker needs the factors of all others, and a round cannot be made again without those of a lost one yet",

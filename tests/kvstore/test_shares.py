@@ -255,7 +255,7 @@ def test_weights_stay_declared_when_the_members_change_and_sums_are_declared_aga
     weight.clock, weight.unpushed, weight.buffer = 7, False, np.zeros(3, np.float32)
     buffer, slices = weight.buffer, weight.slices
     loss, rows = entries.find("loss"), entries.find("rows")
-    assert entries.restart() == [loss, rows]
+    assert entries.restart(2) == [loss, rows]
     assert [entry.number for entry in entries] == [0, 1] and "loss" not in entries
     assert entries.find("a") is weight and (weight.buffer is buffer, weight.slices is slices) == (True, True)
     assert (weight.clock, weight.unpushed) == (0, True)

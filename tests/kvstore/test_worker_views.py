@@ -70,13 +70,15 @@ class Worker:
             if each:
                 self.watched(each).wait()
 
-    def declare_weights(self):
+    def declare_weights(self, compression=None):
+        if compression:
+            self.entries.compress(compression)
         values = {name: np.zeros(size, np.float32) for name, size in WEIGHTS.items()}
         self.entries.declare(list(values), list(values.values()), is_weight=True)
         return values
 
-    def init(self):
-        for name, value in self.declare_weights().items():
+    def init(self, compression=None):
+        for name, value in self.declare_weights(compression).items():
             for server, slice_ in self.routes.direct(self.entries.find(name).slices):
                 server.initialise(slice_, cut(value, slice_), SECONDS)
         self.flush()
@@ -89,7 +91,7 @@ class Worker:
 
     def enter(self, view):
         self.pending = False
-        self.transfers.enter(view.number, view.base)
+        self.transfers.enter(view.number, view.base, len(view.members))
 
     def close(self):
         for link in self.routes.links:
@@ -98,11 +100,11 @@ class Worker:
 
 
 class Job:
-    def __init__(self, shared):
+    def __init__(self, shared, compression=None):
         self.servers = [serve(number, shared) for number in range(2)]
         self.workers = [Worker(rank, self.servers, shared) for rank in range(WORKERS)]
         for worker in self.workers:
-            worker.init()
+            worker.init(compression)
         self.view = View(1, 0, (tuple(range(WORKERS)),), (0, 1))
         self.enter_servers()
         for worker in self.workers:
@@ -169,6 +171,25 @@ def expect_sum(handles, seeds):
     for handle in handles:
         handle.wait()
         assert [value.tobytes() for value in handle.values] == [total.tobytes() for total in totals]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["tcp", "shm"])
+def test_with_a_threshold_sums_have_the_levels_of_the_view_s_workers(closed_at_the_end, shared):
+    """All push the threshold: with other levels the sum of two workers, 2 thresholds, would be 0 or 3 of them."""
+    job = closed_at_the_end(Job(shared, {"type": "2bit", "threshold": 0.5}))
+    for left in (3, 2):
+        members = job.workers[:left]
+        handles = [
+            member.transfers.pushpull(["v"], [np.full(SMALL, 0.5, np.float32)], READ, 0, -1.0) for member in members
+        ]
+        for handle in handles:
+            handle.wait()
+            assert [*handle.values[0]] == [0.5 * left] * SMALL
+        if left > 2:
+            job.change(2)
+            job.enter_servers()
+            for member in job.workers[:2]:
+                member.enter(job.view)
 
 
 def reduce(name, worker, values):

@@ -11,7 +11,7 @@ from dmltrain.kvstore.base import KVStore
 
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
     """The parameters of gradient compression. Gradients are means over samples_of_a_step, so --gc-threshold is divided,
-    too."""
+    too; in an elastic job by the workers at its start, so that it stays when members change."""
     parameter = next((row.parameter for row in codec.TABLE if row.name == settings.gc_type), None)
     value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:

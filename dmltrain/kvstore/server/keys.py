@@ -65,7 +65,7 @@ class Keys:
 
     def _new(self, entry: DeclaredKey, length: int) -> ServerSlice:
         codec = codecs.make(entry.compression)
-        result = codec and codec.of_sum(self.workers.num_workers)
+        result = self.of_sum(codec)
         zeros = {worker: 0 for worker in self._pushers(entry)}
         at_once = entry.weight and not self.declared.synchronous
         slice_ = ServerSlice(
@@ -85,6 +85,10 @@ class Keys:
         if result and result.needs_residual and slice_.step is None:
             slice_.residual = np.zeros(length, np.float32)
         return slice_
+
+    def of_sum(self, codec: codecs.Codec | None) -> codecs.Codec | None:
+        """The codec of a round's sum, where this one encodes pushes. In an elastic job it depends on the view."""
+        return codec and codec.of_sum(len(self.workers.ranks) if self.elastic else self.workers.num_workers)
 
     def factor(self, mean: bool) -> float:
         """The factor of a round's sum."""

@@ -50,6 +50,7 @@ class Views:
                 slice_.restart(keys.workers.ranks, keeps_residual=is_first)
                 slice_.can_roll_back = not slice_.pushes.at_once
                 slice_.factor = keys.factor(keys.declared.is_mean(key))
+                slice_.result_codec = keys.of_sum(slice_.codec)
             else:
                 del keys.slices[key, index]
                 slice_.retire(keys.memory.give_back)

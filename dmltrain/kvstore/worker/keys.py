@@ -158,13 +158,16 @@ class KeyEntries:
                 slice_.range = replace(range_, server=next(places))
             entry.ways = self.routes.direct(entry.slices)
 
-    def restart(self) -> list[KeyEntry]:
-        """The members have changed. Weights keep their slices and memory; their clocks begin again. All other keys are
-        forgotten, as the servers do, and returned."""
+    def restart(self, num_workers: int) -> list[KeyEntry]:
+        """The members have changed: they are so many. Weights keep their slices and memory; their clocks begin again.
+        All other keys are forgotten, as the servers do, and returned."""
+        self.num_workers = num_workers
         forgotten = [entry for entry in self if not entry.is_weight]
         self._by_name = {name: entry for name, entry in self._by_name.items() if entry.is_weight}
         for entry in self:
             entry.clock, entry.unpushed = 0, True
+            for slice_ in entry.slices:
+                slice_.result_codec = slice_.codec and slice_.codec.of_sum(num_workers)
         return forgotten
 
     @property

@@ -124,16 +124,16 @@ class Transfers:
         for link in self._routes.links:
             link.op = op
 
-    def enter(self, view: int, base: int) -> None:
-        """Enter this view, which begins after op `base`. Earlier requests and pulls are forgotten. Changes of residuals
-        by later ops are taken back. The clocks of weights begin again. All other keys must be declared again. Call this
-        on the thread that pushes; not with flat keys."""
+    def enter(self, view: int, base: int, num_workers: int) -> None:
+        """Enter this view of so many workers, which begins after op `base`. Earlier requests and pulls are forgotten.
+        Changes of residuals by later ops are taken back. The clocks of weights begin again. All other keys must be
+        declared again. Call this on the thread that pushes; not with flat keys."""
         for link in self._routes.links:
             link.enter(view)
         for undo in self._entries.undos:
             undo.back_to(base)
         outgoing = Outgoing()
-        for entry in self._entries.restart():
+        for entry in self._entries.restart(num_workers):
             _let_go(entry, outgoing)
         outgoing.send(self._routes.links)
         self._calls.forget()

@@ -71,7 +71,7 @@ class EnteredViews:
         is_member = self._number in view.members
         self._member.routes.enter(view, connects=is_member and self._progress.pending is None)
         # Also for a worker that is not in the view: its LEAVE must not wait for earlier answers.
-        self._transfers.enter(view.number, self._steps.made if self._kind.own else view.base)
+        self._transfers.enter(view.number, self._steps.made if self._kind.own else view.base, len(view.members))
         if self._progress.has_departed:  # it may have left with an earlier view, about which it was not told
             self._farewell = f"it leaves the job on purpose ({self._notice})"
         if not is_member:
