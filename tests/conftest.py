@@ -40,7 +40,7 @@ QUICK = {
     "tests": "checkpoint env initial layers messages options record schedule system_packages tiers",
     "tests/data": "batches cifar10 load mnist",
     "tests/kvstore": "codec cut link listener message outbox requests scheduler server server_keys server_link "
-    "shared_memory shares transfers types waiting",
+    "shared_memory shares transfers types",
     "tests/launch": "config dry_run forecast hosts job known_hosts mpi_command network "
     "preflight prepare show supervise",
     "tests/models": "models",
