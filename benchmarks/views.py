@@ -57,7 +57,7 @@ class Members:
 
     def __init__(self, members: int, servers: int, port: int) -> None:
         from dmltrain.kvstore.scheduler.client import Control
-        from dmltrain.kvstore.transport.message import Enter, Flush, Flushed, Invite, Ready
+        from dmltrain.kvstore.transport.message.views import Enter, Flush, Flushed, Invite, Ready
 
         self._entered = threading.Condition()
         self._newest: dict[int, int] = {}  # member -> view

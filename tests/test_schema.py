@@ -20,6 +20,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.base.schema import Invalid
 from dmltrain.kvstore.scheduler import agent
 from dmltrain.kvstore.transport import message, wire
+from dmltrain.kvstore.transport.message.base import Message
 from dmltrain.report.runs import job_record
 from dmltrain_launch.agent import commands, events, protocol
 from dmltrain_launch.agent.protocol import ProtocolError
@@ -212,7 +213,7 @@ class Protocol:
         return [self.write(example) if self.write else example for example in self.examples]
 
 
-def framed(value: message.Message) -> bytes:
+def framed(value: Message) -> bytes:
     return bytes([value.kind]) + message.encode(value)[wire.HEADER_SIZE :]
 
 

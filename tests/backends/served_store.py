@@ -7,7 +7,7 @@ from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import Handle
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from tests.backends.agreeing import Agreeing
 from tests.kvstore.carrying_out import run
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import KVStoreKind
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey, ServerAddress, Start, WorkerAddress
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.job import ServerAddress, Start, WorkerAddress
 
 SYNC = KVStoreKind(types.find("dist_sync"), 0.0)
 

@@ -18,7 +18,8 @@ from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Heartbeat, Leave, Register, Shutdown
+from dmltrain.kvstore.transport.message.data import Leave
+from dmltrain.kvstore.transport.message.job import Heartbeat, Register, Shutdown
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 from dmltrain.kvstore.view import View

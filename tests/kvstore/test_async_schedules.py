@@ -16,7 +16,7 @@ from dmltrain.data.assignment.sync_assignment import SyncAssignment
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.transport.message import Declare
+from dmltrain.kvstore.transport.message.data import Declare
 from dmltrain.kvstore.worker import clocks as told
 from tests.kvstore import carrying_out
 from tests.kvstore.test_server_views import Arena, key

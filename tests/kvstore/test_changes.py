@@ -21,18 +21,8 @@ from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, To
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
-from dmltrain.kvstore.transport.message import (
-    ASKS,
-    CANCELLED,
-    Barrier,
-    Bye,
-    Change,
-    Changed,
-    Register,
-    Release,
-    Stops,
-    Took,
-)
+from dmltrain.kvstore.transport.message.changes import ASKS, CANCELLED, Change, Changed, Stops, Took
+from dmltrain.kvstore.transport.message.job import Barrier, Bye, Register, Release
 from dmltrain.kvstore.waiting import StepTimer
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN

@@ -22,7 +22,18 @@ from dmltrain.kvstore.transport.cut import Sample, Stall
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch, host_names
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Abort, Barrier, Enter, Flushed, Heartbeat, LinkEnd, LinkLost, Release
+from dmltrain.kvstore.transport.message.job import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    LinkEnd,
+    LinkLost,
+    Register,
+    Release,
+    Shutdown,
+)
+from dmltrain.kvstore.transport.message.views import Admit, Enter, Flushed, HasState, Ready
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import NEVER, begun
@@ -342,16 +353,16 @@ def test_who_was_suspended_and_is_removed_does_not_act_for_all(scheduler):
 
 def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     """A reported link is no failure: the process goes on without it, and what the scheduler says later counts."""
-    served = scheduler({message.Bye: [message.Shutdown()]})
-    ready = message.Ready({"data": "9c1f"}, (ENTER.view,))
+    served = scheduler({Bye: [Shutdown()]})
+    ready = Ready({"data": "9c1f"}, (ENTER.view,))
     served.control.report(LOST)
     served.control.report(ready)
-    served.control.send(message.Admit(3))
-    served.control.send(message.HasState(3))
+    served.control.send(Admit(3))
+    served.control.send(HasState(3))
     served.control.bye(done=12)
     assert served.control.job_end.shutdown.wait(SECONDS)
-    heard = [each for each in served.heard if not isinstance(each, (message.Register, Heartbeat))]
-    assert heard == [LOST, ready, message.Admit(3), message.HasState(3), message.Bye(done=12)]
+    heard = [each for each in served.heard if not isinstance(each, (Register, Heartbeat))]
+    assert heard == [LOST, ready, Admit(3), HasState(3), Bye(done=12)]
     served.control.link_lost(LOST, seconds=SECONDS)
     assert served.control.failure == "", "it has finished"
 

@@ -12,7 +12,7 @@ from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.flat import LASTING, MAX_SHORT
 from dmltrain.kvstore.server.pushes import MAX_LAG
 from dmltrain.kvstore.transport import flat, wire
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from dmltrain.kvstore.worker import calls as worker_calls
 from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
 from dmltrain.kvstore.worker.entry import KeyEntry

@@ -10,7 +10,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.flat import FlatSlice
 from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport import flat
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from tests.kvstore import carrying_out
 from tests.kvstore.made import plain_sgd
 from tests.kvstore.test_server_views import Arena

@@ -13,7 +13,7 @@ from dmltrain.kvstore.server.links.service import Service
 from dmltrain.kvstore.server.links.worker_link import WorkerLink
 from dmltrain.kvstore.transport import flat, message, wire
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Optimizer
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey, Optimizer
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from tests.archives import repacked
 from tests.fuzzing import Fuzzed, parts, survive

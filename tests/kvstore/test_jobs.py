@@ -21,7 +21,8 @@ from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.listener import LINES, PERIOD_SECONDS, Unauthenticated
-from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
+from dmltrain.kvstore.transport.message import decode, encode, expect
+from dmltrain.kvstore.transport.message.handshake import Challenge
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from tests.cluster import requirements
 from tests.copied_tree import search_path

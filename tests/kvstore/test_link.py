@@ -16,6 +16,7 @@ from dmltrain.kvstore.transport import address, link, message, send_window, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.message.job import Bye
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
@@ -358,7 +359,7 @@ def test_a_caller_that_is_dropped_tries_again_until_it_is_heard(opened):
 
         serving = begun(serve)
         mine, theirs = opened([link.connect(listening.getsockname(), CALLER, SECONDS), serving.result(SECONDS)])
-        mine.send(message.encode(message.Bye()))
+        mine.send(message.encode(Bye()))
         assert theirs.read_header().kind == FrameKind.CONTROL
         assert len(set(nonces)) == 2, "a nonce is used once"
 

@@ -21,7 +21,8 @@ from dmltrain.kvstore.transport import link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller, Listener, ListenerHandshake
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import LINES, MAX_CALLERS, SLOW_SECONDS, accept_loop
-from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Proof, decode, encode
+from dmltrain.kvstore.transport.message import decode, encode
+from dmltrain.kvstore.transport.message.handshake import Accept, Challenge, Hello, Proof, Refuse
 from dmltrain.kvstore.transport.seal import SIZE, Keys, Seals
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import MAX_HELLO, VERSION, FrameError, FrameKind, Header
@@ -140,7 +141,7 @@ def test_who_is_refused_gets_the_reason(listening):
         calling.sendall(HTTP + bytes(1 << 16))
         peer = Link(calling)
         found = peer.read_message(peer.read_header())
-        assert isinstance(found, message.Refuse) and "not a dmltrain frame: starts with b'GET '" in found.reason
+        assert isinstance(found, Refuse) and "not a dmltrain frame: starts with b'GET '" in found.reason
 
 
 @pytest.mark.parametrize("sent", [b"", Header(FrameKind.HELLO, 9).pack()[:10], message.encode(CALLER.hello())])

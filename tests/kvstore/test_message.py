@@ -14,34 +14,67 @@ from dmltrain.kvstore import codec
 from dmltrain.kvstore.server.declared import MAX_SLICES
 from dmltrain.kvstore.transport import flat, wire
 from dmltrain.kvstore.transport import message as m
+from dmltrain.kvstore.transport.message.changes import Change, Changed, Stops, Took
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey, Error, Hold, Leave, Optimizer
+from dmltrain.kvstore.transport.message.handshake import Accept, Challenge, Hello, Proof, Refuse
+from dmltrain.kvstore.transport.message.job import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    LinkEnd,
+    LinkLost,
+    NewServer,
+    Overdue,
+    Register,
+    Release,
+    ServerAddress,
+    Shutdown,
+    Start,
+    WorkerAddress,
+)
+from dmltrain.kvstore.transport.message.views import (
+    Admit,
+    Enter,
+    Failed,
+    Finished,
+    Flush,
+    Flushed,
+    HasState,
+    Invite,
+    Leaving,
+    Left,
+    Ready,
+    Rejoin,
+    Speed,
+    Superseded,
+)
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, MAX_CONTROL, Flag, FrameError, FrameKind, Header, VersionError
 from dmltrain.kvstore.view import Balancing, Lost, View
 
 EXAMPLES = [
-    m.Hello("job", "relay", 3, "server 1", "data", "plain", "00ff"),
-    m.Challenge("00", "11"),
-    m.Proof("22"),
-    m.Accept(),
-    m.Refuse("no"),
-    m.Register("10.0.0.1", 65535, "node7", "dmltrain-1", "boot 1"),
-    m.Heartbeat(),
-    m.Barrier("1"),
-    m.Release("1"),
-    m.Bye(),
-    m.Abort("disk full"),
-    m.Overdue("round 3 has waited 600 s"),
-    m.LinkLost(
-        m.LinkEnd("relay", 2, "h2", "10.0.0.2:40000"), m.LinkEnd("server", 1, "h3", "10.0.0.3:9"), "timed out", True
-    ),
-    m.Shutdown(),
-    m.Ready(
+    Hello("job", "relay", 3, "server 1", "data", "plain", "00ff"),
+    Challenge("00", "11"),
+    Proof("22"),
+    Accept(),
+    Refuse("no"),
+    Register("10.0.0.1", 65535, "node7", "dmltrain-1", "boot 1"),
+    Heartbeat(),
+    Barrier("1"),
+    Release("1"),
+    Bye(),
+    Abort("disk full"),
+    Overdue("round 3 has waited 600 s"),
+    LinkLost(LinkEnd("relay", 2, "h2", "10.0.0.2:40000"), LinkEnd("server", 1, "h3", "10.0.0.3:9"), "timed out", True),
+    Shutdown(),
+    Ready(
         {"network": "mlp"},
         (View(1, 0, ((0, 2), (1,)), (0,), until=7), View(2, 7, ((0,),), (0,), lost=(Lost(2, "end"),))),
         Balancing(64, 0, 1.5),
     ),
-    m.Flush(1, 2, -1),
-    m.Flushed(1, 2, 7, met=True),
-    m.Enter(
+    Flush(1, 2, -1),
+    Flushed(1, 2, 7, met=True),
+    Enter(
         View(
             *(2, 7, ((0,), (3, 1)), (0, 1)),
             joined=(3,),
@@ -52,43 +85,43 @@ EXAMPLES = [
         returns=True,
         holds=True,
         ends="1 is left",
-        new_servers=(m.NewServer(1, m.ServerAddress("10.0.0.3", 9, "m", "c", "h3")),),
+        new_servers=(NewServer(1, ServerAddress("10.0.0.3", 9, "m", "c", "h3")),),
     ),
-    m.Invite((1, 2)),
-    m.Admit(3),
-    m.Leaving("SIGTERM", residuals=True),
-    m.Left(3, 1, 24),
-    m.Speed(3, 812.5),
-    m.HasState(3),
-    m.Rejoin(
-        m.Register("10.0.0.1", 9, "node7", "dmltrain-1", "boot 1"),
-        m.Start((m.ServerAddress("10.0.0.1", 9, "", "a"),), (m.WorkerAddress("", "a"),)),
-        (m.Enter(View(2, 7, ((0, 2),), (0,)), holds=True),),
-        (m.Ready({"network": "mlp"}),),
-        (m.Finished(2, 24),),
+    Invite((1, 2)),
+    Admit(3),
+    Leaving("SIGTERM", residuals=True),
+    Left(3, 1, 24),
+    Speed(3, 812.5),
+    HasState(3),
+    Rejoin(
+        Register("10.0.0.1", 9, "node7", "dmltrain-1", "boot 1"),
+        Start((ServerAddress("10.0.0.1", 9, "", "a"),), (WorkerAddress("", "a"),)),
+        (Enter(View(2, 7, ((0, 2),), (0,)), holds=True),),
+        (Ready({"network": "mlp"}),),
+        (Finished(2, 24),),
     ),
-    m.Superseded(2),
-    m.Failed("RuntimeError: out of memory", 6),
-    m.Change(2, "dist_ssp", 4.0, "dmltrain job set", 121),
-    m.Stops(2, 121, "no"),
-    m.Changed(2, "kv_store=dist_ssp staleness=4"),
-    m.Took(0.25),
-    m.Hold(7),
-    m.Start(
-        (m.ServerAddress("10.0.0.1", 9, "", "a"), m.ServerAddress("10.0.0.2", 9, "m", "b")),
-        (m.WorkerAddress("", "a"),),
+    Superseded(2),
+    Failed("RuntimeError: out of memory", 6),
+    Change(2, "dist_ssp", 4.0, "dmltrain job set", 121),
+    Stops(2, 121, "no"),
+    Changed(2, "kv_store=dist_ssp staleness=4"),
+    Took(0.25),
+    Hold(7),
+    Start(
+        (ServerAddress("10.0.0.1", 9, "", "a"), ServerAddress("10.0.0.2", 9, "m", "b")),
+        (WorkerAddress("", "a"),),
         {"ps-lite": 9100},
         (0,),
-        (m.NewServer(1, m.ServerAddress("10.0.0.3", 9, "m", "c", "h3")),),
+        (NewServer(1, ServerAddress("10.0.0.3", 9, "m", "c", "h3")),),
     ),
-    m.Declare(
+    Declare(
         "dist_async",
         math.inf,
-        (m.DeclaredKey(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
+        (DeclaredKey(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
     ),
-    m.Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}),
-    m.Leave(24),
-    m.Error("why"),
+    Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}),
+    Leave(24),
+    Error("why"),
 ]
 KINDS = sorted({int(each.kind) for each in EXAMPLES})
 
@@ -102,9 +135,9 @@ def content_of(value):
     return json.loads(m.encode(value)[HEADER_SIZE:])
 
 
-DECLARED_KEY = content_of(next(each for each in EXAMPLES if type(each) is m.Declare))["keys"][0]
-VIEW = content_of(next(each for each in EXAMPLES if type(each) is m.Enter))["view"]
-READY = content_of(next(each for each in EXAMPLES if type(each) is m.Rejoin))["ready"][0]
+DECLARED_KEY = content_of(next(each for each in EXAMPLES if type(each) is Declare))["keys"][0]
+VIEW = content_of(next(each for each in EXAMPLES if type(each) is Enter))["view"]
+READY = content_of(next(each for each in EXAMPLES if type(each) is Rejoin))["ready"][0]
 
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
@@ -119,20 +152,20 @@ def test_messages_survive_encoding_and_decoding(value):
 @pytest.mark.parametrize(
     "of, changed, said",
     [
-        (m.Optimizer, {"more": 1}, "OPTIMIZER: it has the unknown field 'more', expected spec"),
-        (m.Bye, {"op": "sing"}, "op is 'sing', expected one of register, heartbeat"),
-        *((m.Bye, {"op": each}, "op is .*, expected one of register") for each in (None, ["barrier"])),
-        *((m.Register, {"port": each}, f"register: port is {each}, expected .* 0 to 65535") for each in (70000, True)),
-        *((m.Speed, {"samples": each}, f"speed: samples is {each}, .* positive") for each in (0, math.nan, math.inf)),
-        *((m.Took, {"seconds": each}, f"took: seconds is {each}, .* positive") for each in (0, -1)),
-        *((m.Hello, {"role": each}, f"HELLO: role is '{each}', expected one of sch.* relay") for each in ("king", "")),
-        *((m.Hello, {"index": each}, "HELLO: index is .*, expected .* >= 0") for each in (-1, True, "1", None)),
-        (m.Hold, {"step": -1}, "HOLD: step is -1"),
-        (m.Rejoin, {"ready": [READY, READY]}, "rejoin: it is wrong: 1 views and 2 times ready, expected 0 or 1"),
-        (m.Enter, {"view": VIEW | {"servers": []}}, "enter: view is wrong: view 2 with servers"),
-        *((m.Declare, {"staleness": each}, "staleness is .*, expected a number") for each in ("x", math.nan)),
-        (m.Declare, {"keys": [DECLARED_KEY | {"weight": 1}]}, r"DECLARE: keys\[0\].weight is 1, expected true or"),
-        (m.Declare, {"keys": [DECLARED_KEY | {"slices": [[0, 1, 2]]}]}, r"slices\[0\] is .0, 1, 2., expected .* 2 "),
+        (Optimizer, {"more": 1}, "OPTIMIZER: it has the unknown field 'more', expected spec"),
+        (Bye, {"op": "sing"}, "op is 'sing', expected one of .*register, heartbeat"),
+        *((Bye, {"op": each}, "op is .*, expected one of .*register") for each in (None, ["barrier"])),
+        *((Register, {"port": each}, f"register: port is {each}, expected .* 0 to 65535") for each in (70000, True)),
+        *((Speed, {"samples": each}, f"speed: samples is {each}, .* positive") for each in (0, math.nan, math.inf)),
+        *((Took, {"seconds": each}, f"took: seconds is {each}, .* positive") for each in (0, -1)),
+        *((Hello, {"role": each}, f"HELLO: role is '{each}', expected one of sch.* relay") for each in ("king", "")),
+        *((Hello, {"index": each}, "HELLO: index is .*, expected .* >= 0") for each in (-1, True, "1", None)),
+        (Hold, {"step": -1}, "HOLD: step is -1"),
+        (Rejoin, {"ready": [READY, READY]}, "rejoin: it is wrong: 1 views and 2 times ready, expected 0 or 1"),
+        (Enter, {"view": VIEW | {"servers": []}}, "enter: view is wrong: view 2 with servers"),
+        *((Declare, {"staleness": each}, "staleness is .*, expected a number") for each in ("x", math.nan)),
+        (Declare, {"keys": [DECLARED_KEY | {"weight": 1}]}, r"DECLARE: keys\[0\].weight is 1, expected true or"),
+        (Declare, {"keys": [DECLARED_KEY | {"slices": [[0, 1, 2]]}]}, r"slices\[0\] is .0, 1, 2., expected .* 2 "),
     ],
 )
 def test_invalid_values_are_named(of, changed, said):
@@ -153,16 +186,16 @@ def test_a_message_of_many_small_values_is_refused_before_it_takes_memory():
 
 
 def test_the_largest_declaration_of_a_server_is_accepted_and_one_with_a_whole_number():
-    assert sent({"type": "dist_ssp", "staleness": 3, "keys": []}, FrameKind.DECLARE) == m.Declare("dist_ssp", 3.0, ())
+    assert sent({"type": "dist_ssp", "staleness": 3, "keys": []}, FrameKind.DECLARE) == Declare("dist_ssp", 3.0, ())
     slices = tuple((index, 1 << 20) for index in range(MAX_SLICES))
-    keys = (m.DeclaredKey(0, "weight", "float32", True, {"type": "none"}, slices),)
-    assert m.decode(FrameKind.DECLARE, m.encode(m.Declare("dist_sync", 0.0, keys))[HEADER_SIZE:]).keys == keys
+    keys = (DeclaredKey(0, "weight", "float32", True, {"type": "none"}, slices),)
+    assert m.decode(FrameKind.DECLARE, m.encode(Declare("dist_sync", 0.0, keys))[HEADER_SIZE:]).keys == keys
 
 
 def test_an_unexpected_message_or_data_are_named():
-    assert m.expect(m.Bye(), m.Bye) == m.Bye()
+    assert m.expect(Bye(), Bye) == Bye()
     with pytest.raises(FrameError, match="Bye where Hello"):
-        m.expect(m.Bye(), m.Hello)
+        m.expect(Bye(), Hello)
     with pytest.raises(FrameError, match="frame kind 33"):
         sent({}, FrameKind.PUSH)
 

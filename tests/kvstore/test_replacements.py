@@ -14,7 +14,9 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server.links import admission
 from dmltrain.kvstore.transport import host, message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Leave, Left, LinkLost
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey, Leave
+from dmltrain.kvstore.transport.message.job import LinkLost
+from dmltrain.kvstore.transport.message.views import Enter, Left
 from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker import membership

@@ -22,7 +22,7 @@ from dmltrain.kvstore.transport import link, message, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Leave
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey, Leave
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import declaration, plain_sgd

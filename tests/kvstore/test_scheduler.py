@@ -14,12 +14,27 @@ from dmltrain.kvstore.scheduler.actions import ALL, Finish, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.scheduler.membership.balance import GAIN, LEAST, PAUSE, Balance, divided, seconds
-from dmltrain.kvstore.transport import message as say
+from dmltrain.kvstore.transport.message.handshake import Refuse
+from dmltrain.kvstore.transport.message.job import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    LinkEnd,
+    LinkLost,
+    Overdue,
+    Register,
+    Release,
+    ServerAddress,
+    Shutdown,
+    Start,
+    WorkerAddress,
+)
 from dmltrain.kvstore.view import Balancing, Lost, View
 from tests import handlers
 from tests.tiers import seed_ranges
 
-REGISTER = say.Register("127.0.0.1", 0, "h0", "", "")
+REGISTER = Register("127.0.0.1", 0, "h0", "", "")
 NODES = [("server", 0), ("worker", 0), ("worker", 1)]
 
 
@@ -28,12 +43,12 @@ def started(workers=2, servers=1, boot="", **settings):
     core = SchedulerCore(workers, servers, **settings)
     core.tick(0.0)
     for node in [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]:
-        core.handle(node, say.Register("127.0.0.1", 9, f"h{node[1]}", "", boot and f"{boot} {node[1]}"), 0.0)
+        core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", boot and f"{boot} {node[1]}"), 0.0)
     return core
 
 
 def released(name, *ranks):
-    return [Send(("worker", rank), say.Release(name)) for rank in ranks]
+    return [Send(("worker", rank), Release(name)) for rank in ranks]
 
 
 def reason(actions):
@@ -46,11 +61,11 @@ def test_when_all_have_registered_every_process_gets_all_addresses_and_the_jobs_
     core.tick(0.0)
     for node in (("worker", 1), ("server", 1), ("worker", 0), ("server", 0)):  # in any order
         role, index = node
-        own = say.Register(f"10.0.0.{index}", 9 + index, f"h{index}", f"{role} {index}", f"host {index}")
+        own = Register(f"10.0.0.{index}", 9 + index, f"h{index}", f"{role} {index}", f"host {index}")
         actions = core.handle(node, own, 0.0)
-    servers = tuple(say.ServerAddress(f"10.0.0.{n}", 9 + n, f"server {n}", f"host {n}", f"h{n}") for n in (0, 1))
-    workers = tuple(say.WorkerAddress(f"worker {index}", f"host {index}", f"h{index}") for index in (0, 1))
-    assert actions[0] == Send(ALL, say.Start(servers, workers, {"probe": True}))
+    servers = tuple(ServerAddress(f"10.0.0.{n}", 9 + n, f"server {n}", f"host {n}", f"h{n}") for n in (0, 1))
+    workers = tuple(WorkerAddress(f"worker {index}", f"host {index}", f"h{index}") for index in (0, 1))
+    assert actions[0] == Send(ALL, Start(servers, workers, {"probe": True}))
 
 
 def test_missing_processes_are_named_at_the_start():
@@ -60,19 +75,19 @@ def test_missing_processes_are_named_at_the_start():
     logged = []
     for second in range(1, 61):
         logged += core.tick(float(second))
-        core.handle(("worker", 0), say.Heartbeat(), float(second))
+        core.handle(("worker", 0), Heartbeat(), float(second))
     assert [log.text for log in logged] == ["waiting for server 0, worker 1"] * 6
     assert "not registered after 61 s: server 0, worker 1" in reason(core.tick(61.0))
 
 
 def test_a_barrier_is_a_set_of_workers_not_a_count_and_those_of_other_names_are_separate():
     core = started()
-    assert core.handle(("worker", 0), say.Barrier("a"), 1.0) == []
-    assert core.handle(("worker", 0), say.Barrier("a"), 1.0) == []  # repeated
-    assert core.handle(("worker", 1), say.Barrier("b"), 1.0) == []
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # repeated
+    assert core.handle(("worker", 1), Barrier("b"), 1.0) == []
     for name, worker in (("a", 1), ("b", 0)):
-        assert core.handle(("worker", worker), say.Barrier(name), 1.0) == released(name, 0, 1)
-    assert core.handle(("worker", 0), say.Barrier("a"), 1.0) == []  # a name counts anew after its release
+        assert core.handle(("worker", worker), Barrier(name), 1.0) == released(name, 0, 1)
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # a name counts anew after its release
 
 
 @pytest.mark.parametrize("silent", NODES)
@@ -82,7 +97,7 @@ def test_a_silent_process_is_named(silent):
         now = tenth / 10
         for node in NODES:
             if node != silent:
-                assert core.handle(node, say.Heartbeat(), now) in ([Send(node, say.Heartbeat())], [])
+                assert core.handle(node, Heartbeat(), now) in ([Send(node, Heartbeat())], [])
         if actions := core.tick(now):
             break
     assert 8.5 < now < 9.0 and actions[0].to == ALL
@@ -93,7 +108,7 @@ def test_a_scheduler_that_was_stopped_itself_reports_no_loss():
     core = started()
     core.tick(1.0)
     assert core.tick(500.0) == []
-    assert core.handle(("worker", 0), say.Heartbeat(), 900.0) != []  # one is heard before it looks at the clock
+    assert core.handle(("worker", 0), Heartbeat(), 900.0) != []  # one is heard before it looks at the clock
     assert core.tick(900.1) == []
     core = started(lost_seconds=8.0)
     assert core.tick(4.0) == core.tick(8.0) == [], "half the limit between two checks is no such pause: silence counts"
@@ -102,7 +117,7 @@ def test_a_scheduler_that_was_stopped_itself_reports_no_loss():
 
 def test_a_lost_connection_ends_the_job_but_not_after_bye_or_before_the_registration():
     core = started()
-    core.handle(("worker", 0), say.Bye(), 1.0)
+    core.handle(("worker", 0), Bye(), 1.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
     assert "worker 1 on h1 was lost: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
     assert core.lost(("server", 0), "end of stream", 1.0) == []  # only the first loss is reported
@@ -110,40 +125,40 @@ def test_a_lost_connection_ends_the_job_but_not_after_bye_or_before_the_registra
     core = SchedulerCore(2, 1)
     core.tick(0.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
-    assert reason(started().handle(("server", 0), say.Abort("disk"), 1.0)) == "server 0 on h0: disk"
+    assert reason(started().handle(("server", 0), Abort("disk"), 1.0)) == "server 0 on h0: disk"
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_job_ends_after_the_last_bye_and_not_before(first):
     """A server's bye does not count, and nothing after the end has an effect."""
     core = started()
-    assert core.handle(("worker", first), say.Bye(), 1.0) == []
-    assert core.handle(("worker", first), say.Bye(), 1.0) == []  # repeated
-    assert core.handle(("server", 0), say.Bye(), 1.0) == []
+    assert core.handle(("worker", first), Bye(), 1.0) == []
+    assert core.handle(("worker", first), Bye(), 1.0) == []  # repeated
+    assert core.handle(("server", 0), Bye(), 1.0) == []
     for second in range(2, 60):  # who has finished may be silent
         assert core.tick(float(second)) == []
         for node in (("worker", 1 - first), ("server", 0)):
-            core.handle(node, say.Heartbeat(), float(second))
+            core.handle(node, Heartbeat(), float(second))
     said = f"barrier 'x': worker {first} has finished and will not reach it"
-    assert core.handle(("worker", 1 - first), say.Barrier("x"), 60.0)[-1] == Finish(said)
+    assert core.handle(("worker", 1 - first), Barrier("x"), 60.0)[-1] == Finish(said)
 
     core = started()
-    core.handle(("worker", first), say.Bye(), 1.0)
-    assert core.handle(("worker", 1 - first), say.Bye(), 1.0) == [Send(ALL, say.Shutdown()), Finish()]
-    assert core.handle(("worker", first), say.Heartbeat(), 2.0) == core.tick(100.0) == []
+    core.handle(("worker", first), Bye(), 1.0)
+    assert core.handle(("worker", 1 - first), Bye(), 1.0) == [Send(ALL, Shutdown()), Finish()]
+    assert core.handle(("worker", first), Heartbeat(), 2.0) == core.tick(100.0) == []
     assert core.lost(("server", 0), "end of stream", 2.0) == []
 
 
 def test_a_bye_ends_a_job_whose_others_wait_at_a_barrier_that_it_has_not_reached():
     core = started(3, 2)
-    core.handle(("worker", 0), say.Barrier("a"), 1.0)
-    assert [core.handle(("server", server), say.Bye(), 1.0) for server in (0, 1)] == [[], []]
+    core.handle(("worker", 0), Barrier("a"), 1.0)
+    assert [core.handle(("server", server), Bye(), 1.0) for server in (0, 1)] == [[], []]
     said = "barrier 'a': worker 2 has finished and will not reach it"
-    assert reason(core.handle(("worker", 2), say.Bye(), 1.0)) == said
+    assert reason(core.handle(("worker", 2), Bye(), 1.0)) == said
     core = started()
-    core.handle(("worker", 0), say.Barrier("a"), 1.0)
-    assert core.handle(("worker", 0), say.Bye(), 1.0) == []
-    assert released("a", 1)[0] in core.handle(("worker", 1), say.Barrier("a"), 1.0)
+    core.handle(("worker", 0), Barrier("a"), 1.0)
+    assert core.handle(("worker", 0), Bye(), 1.0) == []
+    assert released("a", 1)[0] in core.handle(("worker", 1), Barrier("a"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +166,14 @@ def test_a_bye_ends_a_job_whose_others_wait_at_a_barrier_that_it_has_not_reached
     [
         (("worker", 0), REGISTER, "is already registered, from host h0"),
         (("worker", 7), REGISTER, "not part of this job"),
-        (("worker", 7), say.Heartbeat(), "has not registered"),
-        (("worker", 0), say.Shutdown(), "shutdown is not for the scheduler"),
-        (("server", 0), say.Barrier("x"), "barrier is not for the scheduler"),
+        (("worker", 7), Heartbeat(), "has not registered"),
+        (("worker", 0), Shutdown(), "shutdown is not for the scheduler"),
+        (("server", 0), Barrier("x"), "barrier is not for the scheduler"),
     ],
 )
 def test_invalid_messages_are_refused_with_their_sender(node, message, expected):
     (action,) = started().handle(node, message, 1.0)
-    assert isinstance(action, say.Refuse) and expected in action.reason
+    assert isinstance(action, Refuse) and expected in action.reason
 
 
 def test_the_page_of_the_protocol_has_the_tables_of_today():
@@ -169,11 +184,11 @@ def test_the_page_of_the_protocol_has_the_tables_of_today():
 def test_a_barrier_names_missing_workers_and_its_time_counts_from_its_first_worker():
     core = started(wait_seconds=30.0)
     core.tick(1.0)
-    core.handle(("worker", 1), say.Barrier("a"), 4.0)
+    core.handle(("worker", 1), Barrier("a"), 4.0)
     for second in range(5, 35):
         assert core.tick(float(second)) == []
         for node in NODES:
-            core.handle(node, say.Heartbeat(), float(second))
+            core.handle(node, Heartbeat(), float(second))
     assert "worker 0 did not reach it within 31 s" in reason(core.tick(35.0))
 
 
@@ -182,14 +197,14 @@ def test_a_barrier_names_missing_workers_and_its_time_counts_from_its_first_work
 
 def lost(own, peer, error="it is cut", cut=True):
     """The report of `own` that its link to `peer` is lost; both are (role, index), and on hosts of their indices."""
-    ends = [say.LinkEnd(role, index, f"h{index}", f"10.0.0.{index}:{len(role)}") for role, index in (own, peer)]
-    return say.LinkLost(*ends, error, cut)
+    ends = [LinkEnd(role, index, f"h{index}", f"10.0.0.{index}:{len(role)}") for role, index in (own, peer)]
+    return LinkLost(*ends, error, cut)
 
 
 def beats(core, now, without=()):
     for node in [("server", 0), ("server", 1), *(("worker", worker) for worker in range(core.num_workers))]:
         if node not in without and node in core._peers:
-            core.handle(node, say.Heartbeat(), now)
+            core.handle(node, Heartbeat(), now)
 
 
 LOST = lost(("worker", 2), ("server", 1))
@@ -237,7 +252,7 @@ def test_a_relay_is_named_and_stands_for_its_workers_process():
 def test_the_end_of_a_process_at_a_lost_link_is_the_better_cause(end):
     name = f"{end[0]} {end[1]} on h{end[1]}"
     assert reason(after_the_link().lost(end, "end of stream", 1.5)) == f"{name} was lost: end of stream"
-    assert reason(after_the_link().handle(end, say.Abort("disk"), 1.5)) == f"{name}: disk"
+    assert reason(after_the_link().handle(end, Abort("disk"), 1.5)) == f"{name}: disk"
     core = after_the_link()
     beats(core, 1.5, without=[end])
     core._peers[end].heard = -7.0
@@ -248,19 +263,19 @@ def test_a_lost_process_on_the_host_of_a_lost_link_is_the_better_cause_but_no_co
     """A host without power loses all its processes, and the scheduler may miss any of them first."""
     assert reason(after_the_link(boot="boot").lost(("worker", 1), "reset", 1.5)) == "worker 1 on h1 was lost: reset"
     assert reason(after_the_link(boot="boot").lost(("worker", 0), "reset", 1.5)) == NAMED
-    assert reason(after_the_link(boot="boot").handle(("worker", 1), say.Abort("bad"), 1.5)) == NAMED
-    assert reason(after_the_link(boot="boot").handle(("server", 1), say.Overdue("round 3"), 1.5)) == NAMED
-    assert reason(started(3, 2).handle(("server", 1), say.Overdue("round 3"), 1.0)) == "server 1 on h1: round 3"
+    assert reason(after_the_link(boot="boot").handle(("worker", 1), Abort("bad"), 1.5)) == NAMED
+    assert reason(after_the_link(boot="boot").handle(("server", 1), Overdue("round 3"), 1.5)) == NAMED
+    assert reason(started(3, 2).handle(("server", 1), Overdue("round 3"), 1.0)) == "server 1 on h1: round 3"
 
 
 def test_a_worker_whose_relay_stays_is_watched_until_that_has_left():
     def stays():
         core = started()
-        core.handle(("worker", 0), say.Bye(stays=True), 1.0)
+        core.handle(("worker", 0), Bye(stays=True), 1.0)
         return core
 
     said = "worker 0 has finished and will not reach it"
-    assert reason(stays().handle(("worker", 1), say.Barrier("a"), 1.0)).endswith(said)
+    assert reason(stays().handle(("worker", 1), Barrier("a"), 1.0)).endswith(said)
     core = stays()
     for second in range(2, 10):
         assert core.tick(float(second)) == []
@@ -268,9 +283,9 @@ def test_a_worker_whose_relay_stays_is_watched_until_that_has_left():
     assert "worker 0 on h0 missed heartbeats for 9 s" in reason(core.tick(10.0))
     assert "worker 0 on h0 was lost" in reason(stays().lost(("worker", 0), "end of stream", 1.5))
     core = stays()
-    core.handle(("worker", 0), say.Bye(), 1.0)
+    core.handle(("worker", 0), Bye(), 1.0)
     assert core.lost(("worker", 0), "end of stream", 1.5) == []
-    assert stays().handle(("worker", 1), say.Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
+    assert stays().handle(("worker", 1), Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
 
 
 @pytest.mark.parametrize("seeds", seed_ranges(3_000, 20_000, 200_000))
@@ -297,9 +312,9 @@ def after_a_cut(chance):
         third, end = chance.choice([("worker", 0), ("worker", 1), ("worker", 3), ("server", 0)]), chance.choice(ends)
         event = chance.randrange(9)
         if event == 0:
-            actions = core.handle(chance.choice([third, end]), say.Overdue("worker 2 has finished already"), now)
+            actions = core.handle(chance.choice([third, end]), Overdue("worker 2 has finished already"), now)
         elif event == 1:
-            actions = core.handle(third, say.Abort("a consequence"), now)
+            actions = core.handle(third, Abort("a consequence"), now)
         elif event == 2:
             actions = core.lost(third, "a consequence", now)
         elif event == 3:  # another link, or the same one from the other end
@@ -309,7 +324,7 @@ def after_a_cut(chance):
             core.allowed = (f"{end[0]} {end[1]} on h{end[1]} was lost",)
             actions = core.lost(end, "end of stream", now)
         elif event == 5 and third[0] == "worker":
-            actions = core.handle(third, chance.choice([say.Barrier("a"), say.Bye(), say.Bye(stays=True)]), now)
+            actions = core.handle(third, chance.choice([Barrier("a"), Bye(), Bye(stays=True)]), now)
         else:
             beats(core, now)
             actions = core.tick(now)

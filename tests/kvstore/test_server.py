@@ -17,7 +17,7 @@ from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.pushes import MAX_LAG
 from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.server.workers import relay_number
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.made import declaration, plain_sgd
 from tests.kvstore.test_server_views import Arena

@@ -18,7 +18,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.made import declaration, plain_sgd, start

@@ -17,9 +17,10 @@ from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.links.service import Service
-from dmltrain.kvstore.transport import host, link, message, rendezvous, wire
+from dmltrain.kvstore.transport import host, link, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message.job import NewServer, ServerAddress
 from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, FrameKind, Header
 from dmltrain.kvstore.view import View
@@ -384,11 +385,11 @@ def test_a_relay_that_loses_its_server_reports_it_even_after_its_own_worker_fini
 def test_a_lost_link_to_a_replacement_names_the_host_of_the_replacement(server):
     lost = queue.Queue()
     its = replace(ENVIRONMENT, transport="tcp", elastic=1)
-    address = message.ServerAddress(*server, host_name="h1")
+    address = ServerAddress(*server, host_name="h1")
     start_message = replace(start([("a", ""), ("b", "")], [server]), servers=(address,))
     routes = Routes(its, start_message, Sharing(its, sums=False), lost.put, pytest.fail)
     view = View(2, 5, ((0,), (1,)), (0,), joined_servers=(0,))
-    routes.announce(view, [message.NewServer(0, replace(address, host_name="h9"))])
+    routes.announce(view, [NewServer(0, replace(address, host_name="h9"))])
     routes.enter(view, connects=True)
     routes.servers[0].link.cut()
     assert lost.get(timeout=SECONDS).peer.host == "h9"

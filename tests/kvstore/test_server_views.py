@@ -15,7 +15,8 @@ from dmltrain.kvstore.server.links.service import Service
 from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Hold, Leave
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey, Hold, Leave
+from dmltrain.kvstore.transport.message.views import Enter
 from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 from dmltrain.kvstore.view import Lost, View
 from tests.kvstore import carrying_out

@@ -17,6 +17,7 @@ from dmltrain.kvstore.transport import link, message, tls, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.message.job import Abort, Barrier, Heartbeat
 from dmltrain.kvstore.transport.seal import SIZE
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain_launch.certificate import new
@@ -193,9 +194,9 @@ def test_an_unusable_certificate_is_a_users_error(tmp_path, content):
 
 
 PLAIN_CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
-ABORT = message.encode(message.Abort("the forwarder wants it so"))
+ABORT = message.encode(Abort("the forwarder wants it so"))
 PUSH = Header(FrameKind.PUSH, 4).pack(), b"abcd"
-HEARTBEAT = message.encode(message.Heartbeat())
+HEARTBEAT = message.encode(Heartbeat())
 
 
 class Forwarder:
@@ -268,7 +269,7 @@ def test_an_injected_abort_is_not_believed(between, level, injected):
 def test_a_repeated_control_frame_is_not_believed(between, level):
     mine, theirs, forwarder = between(level)
     forwarder.change = lambda data: data + data
-    mine.send(message.encode(message.Barrier("1")))
+    mine.send(message.encode(Barrier("1")))
     assert received(theirs)[0] == FrameKind.CONTROL
     with pytest.raises(FrameError, match="repeated"):
         received(theirs)

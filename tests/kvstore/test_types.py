@@ -22,7 +22,7 @@ from dmltrain.kvstore.scheduler.agent import Agent
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING
 from dmltrain.kvstore.scheduler.membership.kind_change import KindChange
 from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Slowest, Told, Viewed
-from dmltrain.kvstore.transport.message import Change
+from dmltrain.kvstore.transport.message.changes import Change
 from dmltrain.kvstore.view import View
 from dmltrain_launch.job.settings import Settings
 from dmltrain_launch.run.planned.settings import request

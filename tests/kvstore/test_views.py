@@ -9,7 +9,30 @@ from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.scheduler.reports import Leaves, Viewed
-from dmltrain.kvstore.transport import message as say
+from dmltrain.kvstore.transport.message.changes import Change
+from dmltrain.kvstore.transport.message.job import (
+    Abort,
+    Barrier,
+    Bye,
+    Heartbeat,
+    LinkEnd,
+    LinkLost,
+    Register,
+    Release,
+    Shutdown,
+    Start,
+)
+from dmltrain.kvstore.transport.message.views import (
+    Admit,
+    Enter,
+    Flush,
+    Flushed,
+    HasState,
+    Invite,
+    Leaving,
+    Ready,
+    Speed,
+)
 from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View
 
 FACTS = {"network": "mlp", "data": "9c1f"}
@@ -26,7 +49,7 @@ def registered(workers=3, servers=1, elastic=1, **settings):
     core = SchedulerCore(workers, servers, elastic=elastic, **settings)
     core.tick(0.0)
     for node in [("server", i) for i in range(servers)] + [worker(i) for i in range(workers)]:
-        core.handle(node, say.Register("127.0.0.1", 9, f"h{node[1]}", "", f"id {node[1] // 2}"), 0.0)
+        core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", f"id {node[1] // 2}"), 0.0)
     return core
 
 
@@ -34,7 +57,7 @@ def armed(workers=3, servers=1, elastic=1, replay=(), balance=EQUAL, **settings)
     """A core whose workers are ready: two on each host."""
     core = registered(workers, servers, elastic, **settings)
     for rank in range(workers):
-        core.handle(worker(rank), say.Ready(FACTS, replay if rank == 0 else (), balance), 0.0)
+        core.handle(worker(rank), Ready(FACTS, replay if rank == 0 else (), balance), 0.0)
     return core
 
 
@@ -50,7 +73,7 @@ def without(rank, *words, **settings):
 
 
 def bye(core, rank, now=1.0, done=9):
-    return core.handle(worker(rank), say.Bye(done=done), now)
+    return core.handle(worker(rank), Bye(done=done), now)
 
 
 def messages(actions, kind=None):
@@ -60,7 +83,7 @@ def messages(actions, kind=None):
 
 
 def views(actions):
-    found = {message.view for _, message in messages(actions, say.Enter)}
+    found = {message.view for _, message in messages(actions, Enter)}
     assert len(found) <= 1
     said = [action for action in actions if isinstance(action, Log) and action.text.startswith("view ")]
     assert [line.report for line in said] in ([], [Viewed(view.number, view.members) for view in found])
@@ -73,14 +96,14 @@ def finished(actions):
 
 def asked(*ranks, view=1, turn=1, op=-1):
     """To these members: say what you hold, and complete no more than this op."""
-    return [(worker(rank), say.Flush(view, turn, op)) for rank in ranks]
+    return [(worker(rank), Flush(view, turn, op)) for rank in ranks]
 
 
 def flushed(core, reports, view=1, turn=1, now=1.0):
     """The last actions after these members' answers, in this order."""
     actions = []
     for rank, done in reports.items():
-        actions = core.handle(worker(rank), say.Flushed(view, turn, done), now)
+        actions = core.handle(worker(rank), Flushed(view, turn, done), now)
     return actions
 
 
@@ -90,20 +113,20 @@ def all_hold(core, op, **more):
 
 def test_the_first_view_begins_when_all_workers_are_ready():
     core = registered(3, 2)
-    assert core.handle(worker(1), say.Ready(), 0.0) == core.handle(worker(0), say.Ready(), 0.0) == []
-    actions = core.handle(worker(2), say.Ready(), 0.0)
+    assert core.handle(worker(1), Ready(), 0.0) == core.handle(worker(0), Ready(), 0.0) == []
+    actions = core.handle(worker(2), Ready(), 0.0)
     assert views(actions) == View(1, 0, ((0, 1), (2,)), (0, 1))
     assert [to for to, _ in messages(actions)] == [("server", 0), ("server", 1), worker(0), worker(1), worker(2)]
-    assert core.handle(worker(2), say.Ready(), 0.0) == []  # repeated
+    assert core.handle(worker(2), Ready(), 0.0) == []  # repeated
 
 
 def test_a_loss_asks_the_others_and_tells_the_lost_one():
     core = armed()
     log, *actions = lose(core, 1)
     assert log.text.startswith(f"{LOST}; the job goes")
-    told = [Send(worker(1), say.Abort(f"removed from the job: {LOST}")), Cut(worker(1))]
+    told = [Send(worker(1), Abort(f"removed from the job: {LOST}")), Cut(worker(1))]
     assert actions == told + [Send(*each) for each in asked(0, 2)] and lose(core, 1) == []
-    for message in (say.Abort("late"), say.Flushed(1, 1, 99), say.Barrier("a", 1), say.Bye(done=99), say.Heartbeat()):
+    for message in (Abort("late"), Flushed(1, 1, 99), Barrier("a", 1), Bye(done=99), Heartbeat()):
         assert core.handle(worker(1), message, 1.0) == [], "nothing that a removed worker says counts"
     actions = flushed(core, {2: 7, 0: 7})
     assert views(actions) == View(2, 7, ((0,), (2,)), (0,), lost=(Lost(1, LOST),))
@@ -122,7 +145,7 @@ def test_a_holder_that_dies_between_turns_takes_its_op_with_it_unless_another_ha
     core = without(1, 4)
     flushed(core, {0: 7, 2: 6, 3: 6})
     other = copy.deepcopy(core)
-    assert messages(lose(core, 0), say.Flush) == asked(2, 3, turn=2)
+    assert messages(lose(core, 0), Flush) == asked(2, 3, turn=2)
     view = views(flushed(core, {2: 6, 3: 6}, turn=2))
     assert (view.base, view.members, [each.member for each in view.lost]) == (6, (2, 3), [1, 0])
     flushed(other, {2: 7})
@@ -158,11 +181,11 @@ def test_what_a_finished_worker_holds_is_committed_whenever_it_finishes():
 
 def test_a_loss_ends_a_job_that_is_not_elastic_or_whose_workers_are_not_all_ready():
     core = registered(servers=2)
-    core.handle(worker(0), say.Ready(), 0.0)
+    core.handle(worker(0), Ready(), 0.0)
     for lost, reason in ((worker(1), LOST), (("server", 1), LOST.replace("worker", "server"))):
         assert finished(copy.deepcopy(core).lost(lost, "end of stream", 1.0)) == [reason]
     core = registered(elastic=0)
-    assert [each.reason for each in core.handle(worker(0), say.Ready(), 0.0)] == ["ready is not for the scheduler"]
+    assert [each.reason for each in core.handle(worker(0), Ready(), 0.0)] == ["ready is not for the scheduler"]
     assert finished(lose(core, 1)) == [LOST]
 
 
@@ -171,7 +194,7 @@ def test_too_few_workers_end_the_job_but_it_has_ended_well_when_all_that_are_lef
     assert not finished(lose(core, 1))
     actions = lose(core, 2)
     said = "worker 2 on h2 was lost: end of stream; 1 worker is left, and --min-workers is 2"
-    assert finished(actions) == [said] and (ALL, say.Abort(said)) in messages(actions)
+    assert finished(actions) == [said] and (ALL, Abort(said)) in messages(actions)
     said = "worker 0 on h0 was lost: end of stream; no worker is left, and --min-workers is 1"
     assert finished(lose(without(1, 2), 0)) == [said]
     # The last loss may follow an end.
@@ -181,7 +204,7 @@ def test_too_few_workers_end_the_job_but_it_has_ended_well_when_all_that_are_lef
     last = armed(2)
     bye(last, 0)
     for actions in (bye(core, 2), lose(last, 1)):
-        assert finished(actions) == [""] and (ALL, say.Shutdown()) in messages(actions)
+        assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
 
 
 def test_missed_heartbeats_remove_a_worker():
@@ -190,28 +213,28 @@ def test_missed_heartbeats_remove_a_worker():
         beat(core, second)
         assert core.tick(float(second)) == []
     actions = core.tick(8.6)
-    assert messages(actions, say.Flush) == asked(0, 2)
+    assert messages(actions, Flush) == asked(0, 2)
     assert "worker 1 on h1 missed heartbeats for 9 s" in actions[0].text
 
 
 def beat(core, now):
     """All but worker 1 are heard."""
     for node in (worker(0), worker(2), ("server", 0)):
-        core.handle(node, say.Heartbeat(), float(now))
+        core.handle(node, Heartbeat(), float(now))
 
 
 def test_barriers_need_the_members_of_their_view_and_are_waited_for_again_after_a_change():
     core = armed()
-    core.handle(worker(0), say.Barrier("8", 1), 1.0)
+    core.handle(worker(0), Barrier("8", 1), 1.0)
     lose(core, 1)
-    assert core.handle(worker(2), say.Barrier("8", 1), 1.0) == []
+    assert core.handle(worker(2), Barrier("8", 1), 1.0) == []
     flushed(core, {0: 7, 2: 7})
-    assert core.handle(worker(2), say.Barrier("8", 1), 1.0) == []  # late
-    assert core.handle(worker(2), say.Barrier("8", 2), 1.0) == []
-    released = messages(core.handle(worker(0), say.Barrier("8", 2), 1.0))
-    assert released == [(worker(0), say.Release("8", 2)), (worker(2), say.Release("8", 2))]
+    assert core.handle(worker(2), Barrier("8", 1), 1.0) == []  # late
+    assert core.handle(worker(2), Barrier("8", 2), 1.0) == []
+    released = messages(core.handle(worker(0), Barrier("8", 2), 1.0))
+    assert released == [(worker(0), Release("8", 2)), (worker(2), Release("8", 2))]
     core = armed()
-    core.handle(worker(0), say.Barrier("8", 1), 1.0)
+    core.handle(worker(0), Barrier("8", 1), 1.0)
     said = "barrier '8': worker 1 has finished and will not reach it"
     assert finished(bye(core, 1)) == [said]
 
@@ -230,8 +253,8 @@ def test_a_change_that_does_not_end_names_who_is_silent():
 
 
 def link_lost(rank, server, own="worker"):
-    ends = [say.LinkEnd("worker", rank, f"h{rank}", "a:1"), say.LinkEnd("server", server, f"h{server}", "b:2")]
-    return say.LinkLost(*(ends if own == "worker" else ends[::-1]), "timed out", cut=True)
+    ends = [LinkEnd("worker", rank, f"h{rank}", "a:1"), LinkEnd("server", server, f"h{server}", "b:2")]
+    return LinkLost(*(ends if own == "worker" else ends[::-1]), "timed out", cut=True)
 
 
 def judged(core, reports):
@@ -244,7 +267,7 @@ def judged(core, reports):
 def test_one_end_of_a_cut_pair_is_removed_and_a_server_that_is_cut_from_most_workers():
     core = armed(3, 2)
     actions = judged(core, [(worker(1), link_lost(1, 0)), (("server", 0), link_lost(1, 0, "server"))])
-    assert messages(actions, say.Flush) == asked(0, 2)
+    assert messages(actions, Flush) == asked(0, 2)
     assert "the connection between worker 1 on h1 (a:1) and server 0" in actions[0].text
     assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == []
     assert core.tick(4.0 + 2 * WAIT_SECONDS) == []
@@ -284,14 +307,14 @@ def with_newcomers(servers):
     core = armed(1, servers, max_workers=3)
     come(core, 1)
     come(core, 2)
-    core.handle(worker(0), say.Admit(1), 0.5)
+    core.handle(worker(0), Admit(1), 0.5)
     assert views(flushed(core, {0: 7})).joined == (1, 2)
     return core
 
 
 def removed_by(actions):
     """Who was removed, by who is told to end."""
-    return [to for to, _ in messages(actions, say.Abort)]
+    return [to for to, _ in messages(actions, Abort)]
 
 
 CUT = [(worker(0), link_lost(0, 1))]
@@ -313,7 +336,7 @@ def test_the_only_worker_with_the_state_is_not_removed_unless_no_server_is_left_
 @pytest.mark.parametrize(("view", "done", "removed"), [(1, 7, ("server", 1)), (2, 7, worker(0)), (1, 8, worker(0))])
 def test_newcomers_have_the_state_when_they_say_so_or_when_their_first_view_had_an_op(view, done, removed):
     core = with_newcomers(2)
-    assert core.handle(worker(2), say.HasState(view), 1.0) == []
+    assert core.handle(worker(2), HasState(view), 1.0) == []
     if done == 8:
         lose(core, 2)
         assert views(flushed(core, {0: done, 1: done}, view=2)).joined == ()
@@ -338,7 +361,7 @@ def test_if_all_are_cut_off_few_servers_are_removed_first_and_many_workers_saved
 def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
     view = View(4, 7, ((0,), (1,), (2,)), (0, 1), joined=(1,), behind=(2,))
     views_ = Views(3, 2, 1)
-    views_.resume(say.Enter(view), {}, {}, say.Ready(FACTS), (0, 1, 2))
+    views_.resume(Enter(view), {}, {}, Ready(FACTS), (0, 1, 2))
     assert views_.roster.who_is_cut_off([link_lost(0, 1)]) == [("server", 1)]
     assert views_.roster.who_is_cut_off([link_lost(1, 1)]) == [worker(1)]
 
@@ -351,11 +374,11 @@ REPLAY = (View(1, 0, ((1, 0), (2,)), (0, 1)), View(2, 5, ((0,), (2,)), (0, 1)), 
 def test_a_replay_goes_through_its_views_and_any_loss_ends_it():
     core = registered(3, 1)
     for rank in (2, 0):
-        assert core.handle(worker(rank), say.Ready({}, REPLAY if rank == 0 else ()), 0.0) == []
-    assert views(core.handle(worker(1), say.Ready(), 0.0)) == View(1, 0, ((1, 0), (2,)), (0,), until=5)
+        assert core.handle(worker(rank), Ready({}, REPLAY if rank == 0 else ()), 0.0) == []
+    assert views(core.handle(worker(1), Ready(), 0.0)) == View(1, 0, ((1, 0), (2,)), (0,), until=5)
     actions = all_hold(core, 5, turn=0)
     assert views(actions) == View(2, 5, ((0,), (2,)), (0,), until=5)
-    assert (worker(1), say.Enter(views(actions))) in messages(actions), "it learns that it is not in this view"
+    assert (worker(1), Enter(views(actions))) in messages(actions), "it learns that it is not in this view"
     assert lose(core, 1) == []
     assert views(flushed(core, {0: 5, 2: 5}, view=2, turn=0)) == View(3, 5, ((2,),), (0,))
     assert bye(core, 0, done=5) == [] and finished(bye(core, 2)) == [""]
@@ -373,24 +396,24 @@ def replaced(rank=1, workers=3, facts=FACTS, **settings):
     core = without(rank, workers, **settings)
     flushed(core, {each: 7 for each in range(workers) if each != rank})
     (sent, log), ready = come(core, rank, facts=facts, host="id 0")
-    assert sent.to == worker(rank) and isinstance(sent.message, say.Start)
+    assert sent.to == worker(rank) and isinstance(sent.message, Start)
     assert log.text == f"worker {rank} on h9 has come as a replacement"
     return core, ready
 
 
 def test_a_replacement_joins_between_two_rounds_and_is_summed_last_on_a_host_of_its_own():
     core, actions = replaced()
-    assert messages(actions) == [(worker(0), say.Invite((1,)))]
-    assert messages(core.handle(worker(0), say.Admit(2), 3.0)) == asked(0, 2, view=2)
+    assert messages(actions) == [(worker(0), Invite((1,)))]
+    assert messages(core.handle(worker(0), Admit(2), 3.0)) == asked(0, 2, view=2)
     other = copy.deepcopy(core)
     view = views(flushed(core, {0: 9, 2: 9}, view=2))
     assert view == View(3, 9, ((0, 1), (2,)), (0,), joined=(1,))
-    assert core.handle(worker(0), say.Admit(2), 3.0) == [], "late"
+    assert core.handle(worker(0), Admit(2), 3.0) == [], "late"
     assert messages(flushed(other, {0: 9, 2: 8}, view=2)) == asked(2, view=2, op=9)
     assert views(flushed(other, {2: 9}, view=2)).joined == (1,)
     core = without(0)
     flushed(core, {1: 7, 2: 7})
-    assert messages(come(core, 0, host="another")[1]) == [(worker(1), say.Invite((0,)))]
+    assert messages(come(core, 0, host="another")[1]) == [(worker(1), Invite((0,)))]
     view = views(admitted(core, {1: 9, 2: 9}, view=2, leader=1))
     assert (view.hosts, view.joined, view.leader) == (((1,), (2,), (0,)), (0,), 1)
 
@@ -398,19 +421,19 @@ def test_a_replacement_joins_between_two_rounds_and_is_summed_last_on_a_host_of_
 def test_losses_but_its_own_do_not_stop_the_admission_of_a_replacement():
     """With what it held, the next op of the others may not be a round."""
     core, _ = replaced()
-    core.handle(worker(0), say.Admit(2), 3.0)
+    core.handle(worker(0), Admit(2), 3.0)
     lose(core, 0, 3.0)
     actions = flushed(core, {2: 8}, view=2, turn=2)
     assert (views(actions).members, views(actions).joined) == ((2,), ())
-    assert messages(actions, say.Invite) == [(worker(2), say.Invite((1,)))]
+    assert messages(actions, Invite) == [(worker(2), Invite((1,)))]
     assert views(admitted(core, {2: 8}, view=3, leader=2)).joined == (1,)
     core, _ = replaced(workers=4)
-    core.handle(worker(0), say.Admit(2), 3.0)
+    core.handle(worker(0), Admit(2), 3.0)
     lose(core, 3, 3.0)
     view = views(flushed(core, {0: 9, 2: 9}, view=2, turn=2))
     assert (view.members, view.joined) == ((0, 1, 2), (1,))
     core, _ = replaced()
-    core.handle(worker(0), say.Admit(2), 3.0)
+    core.handle(worker(0), Admit(2), 3.0)
     assert lose(core, 1, 3.0)[0].text == "worker 1 on h9 was lost: end of stream, before it had joined"
     view = views(flushed(core, {0: 9, 2: 9}, view=2))
     assert (view.members, view.joined, view.number) == ((0, 2), (), 3)
@@ -419,7 +442,7 @@ def test_losses_but_its_own_do_not_stop_the_admission_of_a_replacement():
 def test_a_replacement_that_is_lost_after_it_has_joined_is_removed_like_any_member():
     core, _ = replaced()
     admitted(core, {0: 9, 2: 9}, view=2)
-    assert len(messages(lose(core, 1, 3.0), say.Flush)) == 2
+    assert len(messages(lose(core, 1, 3.0), Flush)) == 2
     lost = (Lost(1, "worker 1 on h9 was lost: end of stream"),)
     assert views(flushed(core, {0: 9, 2: 9}, view=3)) == View(4, 9, ((0,), (2,)), (0,), lost=lost)
 
@@ -427,22 +450,22 @@ def test_a_replacement_that_is_lost_after_it_has_joined_is_removed_like_any_memb
 def test_a_replacement_with_other_facts_or_an_error_of_its_own_ends_alone():
     core, actions = replaced(facts={"network": "mlp", "data": "77aa"})
     said = "did not join the job: worker 1 on h9 is not like the job's other workers: data 77aa (the job: 9c1f)"
-    assert actions[1:] == [Send(worker(1), say.Abort(said)), Cut(worker(1))]
+    assert actions[1:] == [Send(worker(1), Abort(said)), Cut(worker(1))]
     assert core.lost(worker(1), "cut", 3.0) == []
-    assert core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 4.0), "another one may come"
+    assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 4.0), "another one may come"
     core, _ = replaced()
-    actions = core.handle(worker(1), say.Abort("no such file"), 3.0)
+    actions = core.handle(worker(1), Abort("no such file"), 3.0)
     assert actions[0].text == "worker 1 on h9: no such file, before it had joined" and not finished(actions)
 
 
 def test_who_is_not_wanted_as_a_newcomer_is_refused():
     for core, host in ((armed(), "h1"), (replaced()[0], "h9")):
-        (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h7", "", ""), 2.0)
+        (refused,) = core.handle(worker(1), Register("127.0.0.1", 0, "h7", "", ""), 2.0)
         assert refused.reason == f"worker 1 is already registered, from host {host}"
     # Without a limit, that is each rank that was not there at the start.
     jobs = ((3, armed(max_workers=3)), (4, armed(max_workers=4)), (3, registered(elastic=0, max_workers=4)))
     for rank, core in jobs:
-        (refused,) = core.handle(worker(rank), say.Register("127.0.0.1", 0, "h9", "", ""), 2.0)
+        (refused,) = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", ""), 2.0)
         assert refused.reason == f"worker {rank} is not part of this job of 3 workers and 1 servers"
 
 
@@ -454,20 +477,20 @@ def test_a_replacement_that_has_lost_a_link_gives_up_but_not_for_links_of_the_on
     assert core.handle(worker(1), link_lost(1, 1), 2.0) == [], "the server may be lost"
     actions = core.tick(2.1 + WAIT_SECONDS)
     assert "the connection between worker 1 on h1 (a:1) and server 1" in actions[0].text
-    assert messages(actions) == [(worker(1), say.Abort(f"did not join the job: {link_lost(1, 1)}"))]
+    assert messages(actions) == [(worker(1), Abort(f"did not join the job: {link_lost(1, 1)}"))]
 
 
 def test_waiting_replacements_hear_of_the_end():
     core, _ = replaced()
     bye(core, 0)
     actions = bye(core, 2)
-    assert finished(actions) == [""] and (ALL, say.Shutdown()) in messages(actions)
+    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
 
 
 def test_a_replay_keeps_workers_that_return():
     back = (*REPLAY[:2], View(3, 8, ((0, 1), (2,)), (0, 1), joined=(1,)))
     core = armed(replay=back)
-    told = (worker(1), say.Enter(View(2, 5, ((0,), (2,)), (0,), until=8), returns=True))
+    told = (worker(1), Enter(View(2, 5, ((0,), (2,)), (0,), until=8), returns=True))
     assert told in messages(all_hold(core, 5, turn=0))
     assert "a replay needs all workers" in finished(lose(copy.deepcopy(core), 1))[0]
     assert views(flushed(core, {0: 8, 2: 8}, view=2, turn=0)) == View(3, 8, ((0, 1), (2,)), (0,), joined=(1,))
@@ -479,16 +502,16 @@ def test_a_replay_keeps_workers_that_return():
 
 def come(core, rank, at=2.0, facts=FACTS, host="id 9"):
     """Worker `rank` has come, and is ready; what followed from each."""
-    registering = core.handle(worker(rank), say.Register("127.0.0.1", 0, "h9", "", host), at)
-    return registering, core.handle(worker(rank), say.Ready(facts), at)
+    registering = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", host), at)
+    return registering, core.handle(worker(rank), Ready(facts), at)
 
 
 def test_workers_come_in_addition():
     core = armed(max_workers=5)
     registering, ready = come(core, 4)
-    assert isinstance(core._first_start, say.Start) and registering[0].message == core._first_start
+    assert isinstance(core._first_start, Start) and registering[0].message == core._first_start
     assert registering[1].text == "worker 4 on h9 has come to join"
-    assert messages(ready) == [(worker(0), say.Invite((4,)))]
+    assert messages(ready) == [(worker(0), Invite((4,)))]
     come(core, 3, host="id 0")
     view = views(admitted(core, {0: 7, 1: 7, 2: 7}))
     assert view == View(2, 7, ((0, 1, 3), (2,), (4,)), (0,), joined=(3, 4))
@@ -501,19 +524,19 @@ def test_one_that_comes_before_the_first_view_joins_it_later_and_may_start_with_
     """Its options are compared when those of the others are known."""
     core = registered(max_workers=5)
     assert come(core, 3)[1] == come(core, 4, facts={"network": "lenet"})[1] == []
-    actions = [core.handle(worker(rank), say.Ready(FACTS), 3.0) for rank in range(3)][-1]
-    assert [entered.view.members for _, entered in messages(actions, say.Enter)][0] == (0, 1, 2)
-    assert (worker(0), say.Invite((3,))) in messages(actions) and removed_by(actions) == [worker(4)]
+    actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
+    assert [entered.view.members for _, entered in messages(actions, Enter)][0] == (0, 1, 2)
+    assert (worker(0), Invite((3,))) in messages(actions) and removed_by(actions) == [worker(4)]
     core = registered(max_workers=4)
     come(core, 3)
     assert not finished(lose(core, 3, 2.0))
-    actions = [core.handle(worker(rank), say.Ready(FACTS), 3.0) for rank in range(3)][-1]
-    assert not messages(actions, say.Invite) and messages(actions, say.Enter), "the loss has changed nothing"
+    actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
+    assert not messages(actions, Invite) and messages(actions, Enter), "the loss has changed nothing"
     assert come(core, 3)[0][1].text == "worker 3 on h9 has come as a replacement"
     core = SchedulerCore(1, 1, elastic=1, max_workers=2)
-    core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 0.0)
-    core.handle(("server", 0), say.Register("127.0.0.1", 9, "h0", "", ""), 0.0)
-    start = messages(core.handle(worker(0), say.Register("127.0.0.1", 0, "h0", "", ""), 0.0), say.Start)
+    core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 0.0)
+    core.handle(("server", 0), Register("127.0.0.1", 9, "h0", "", ""), 0.0)
+    start = messages(core.handle(worker(0), Register("127.0.0.1", 0, "h0", "", ""), 0.0), Start)
     assert [to for to, _ in start] == [ALL] and len(start[0][1].workers) == 1
 
 
@@ -536,14 +559,14 @@ def test_a_replay_waits_for_who_joined_invites_nobody_and_lets_nobody_join_befor
     core = armed(replay=fewer, max_workers=4)
     come(core, 3)
     actions = all_hold(core, 3, turn=0)
-    assert views(actions).members == (0, 2) and not messages(actions, say.Invite)
+    assert views(actions).members == (0, 2) and not messages(actions, Invite)
 
 
 # -- members that leave on purpose, and too few members
 
 
 def notice(core, rank, at=2.0, residuals=False):
-    return core.handle(worker(rank), say.Leaving("SIGTERM", residuals), at)
+    return core.handle(worker(rank), Leaving("SIGTERM", residuals), at)
 
 
 def noticed(*ranks, **settings):
@@ -551,7 +574,7 @@ def noticed(*ranks, **settings):
     core = armed(**settings)
     log, *invited = notice(core, ranks[0])
     assert log == Log(f"worker {ranks[0]} on h{ranks[0]} leaves on purpose: SIGTERM", Leaves(ranks[0], "SIGTERM"))
-    assert messages(invited) == [(worker(0), say.Invite(()))]
+    assert messages(invited) == [(worker(0), Invite(()))]
     for rank in ranks[1:]:
         notice(core, rank)
     return core
@@ -559,13 +582,13 @@ def noticed(*ranks, **settings):
 
 def admitted(core, held, view=1, leader=0, turn=1):
     """What follows when the leader lets the change come; `held`: worker -> the last op that it holds."""
-    assert messages(core.handle(worker(leader), say.Admit(view), 3.0), say.Flush)
+    assert messages(core.handle(worker(leader), Admit(view), 3.0), Flush)
     return flushed(core, held, view=view, turn=turn)
 
 
 def entered(actions):
     """The message to the members."""
-    return next(message for to, message in messages(actions, say.Enter) if to == worker(0))
+    return next(message for to, message in messages(actions, Enter) if to == worker(0))
 
 
 def test_a_notice_is_for_the_next_round_of_the_leader_and_who_has_left_is_not_missed():
@@ -574,20 +597,20 @@ def test_a_notice_is_for_the_next_round_of_the_leader_and_who_has_left_is_not_mi
     actions = admitted(core, {0: 7, 1: 6, 2: 7})
     assert messages(actions) == asked(1, op=7), "it finishes its step"
     view = View(2, 7, ((0,), (2,)), (0,), left=(Lost(1, "SIGTERM"),))
-    told = messages(flushed(core, {1: 7}), say.Enter)
+    told = messages(flushed(core, {1: 7}), Enter)
     assert [to for to, _ in told] == [("server", 0), worker(0), worker(2), worker(1)]
-    assert all(message == say.Enter(view, departed=(1,)) for _, message in told)
-    assert core.handle(worker(1), say.Heartbeat(), 4.0) == [Send(worker(1), say.Heartbeat())]
+    assert all(message == Enter(view, departed=(1,)) for _, message in told)
+    assert core.handle(worker(1), Heartbeat(), 4.0) == [Send(worker(1), Heartbeat())]
     assert bye(core, 1, 4.0, done=7) == lose(core, 1, 4.0) == []
     assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"
     # Nor if it dies before it has said goodbye; its number is free only then.
     core = noticed(1)
     admitted(core, {0: 7, 1: 7, 2: 7})
-    (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 4.0)
+    (refused,) = core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 4.0)
     assert "already registered" in refused.reason
-    assert core.handle(worker(1), say.Abort("too late"), 4.0) == []
+    assert core.handle(worker(1), Abort("too late"), 4.0) == []
     assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == lose(core, 1, 4.0) == []
-    assert core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 5.0)
+    assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 5.0)
 
 
 def test_a_link_that_one_has_lost_before_it_left_means_nothing_and_is_not_the_cause_of_the_jobs_end():
@@ -599,7 +622,7 @@ def test_a_link_that_one_has_lost_before_it_left_means_nothing_and_is_not_the_ca
     core = noticed(1)
     assert core.handle(worker(1), link_lost(1, 0), 3.5) == []
     admitted(core, {0: 7, 1: 7, 2: 7})
-    assert finished(core.handle(worker(0), say.Abort("a mistake"), 3.6)) == ["worker 0 on h0: a mistake"]
+    assert finished(core.handle(worker(0), Abort("a mistake"), 3.6)) == ["worker 0 on h0: a mistake"]
 
 
 def test_a_member_that_dies_before_it_could_leave_is_lost_and_its_replacement_stays():
@@ -607,10 +630,10 @@ def test_a_member_that_dies_before_it_could_leave_is_lost_and_its_replacement_st
     lose(core, 1, 2.0)
     actions = flushed(core, {0: 7, 2: 7})
     view = views(actions)
-    assert view.left == () and [each.member for each in view.lost] == [1] and not messages(actions, say.Invite)
+    assert view.left == () and [each.member for each in view.lost] == [1] and not messages(actions, Invite)
     come(core, 1)
     actions = admitted(core, {0: 8, 2: 8}, view=2)
-    assert views(actions).joined == (1,) and not messages(actions, say.Invite)
+    assert views(actions).joined == (1,) and not messages(actions, Invite)
 
 
 def test_after_a_loss_before_the_leader_is_between_two_rounds_or_its_own_nobody_leaves_yet():
@@ -618,9 +641,9 @@ def test_after_a_loss_before_the_leader_is_between_two_rounds_or_its_own_nobody_
     lose(core, 2, 2.0)
     actions = flushed(core, {0: 7, 1: 7, 3: 7})
     assert views(actions).members == (0, 1, 3)
-    assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))], "it is asked again"
+    assert messages(actions, Invite) == [(worker(0), Invite(()))], "it is asked again"
     core = noticed(1)
-    core.handle(worker(0), say.Admit(1), 3.0)
+    core.handle(worker(0), Admit(1), 3.0)
     lose(core, 0, 3.0)
     assert views(flushed(core, {1: 7, 2: 7}, turn=2)).members == (1, 2)
 
@@ -636,7 +659,7 @@ def test_one_leaves_while_another_joins_or_one_view_later_if_it_alone_has_the_st
     notice(core, 0)
     actions = admitted(core, {0: 7})
     assert (views(actions).members, views(actions).joined) == ((0, 1), (1,))
-    assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))]
+    assert messages(actions, Invite) == [(worker(0), Invite(()))]
     assert views(admitted(core, {0: 8, 1: 8}, view=2)).members == (1,)
 
 
@@ -649,7 +672,7 @@ def handing(core, *ranks):
         notice(core, rank, residuals=True)
     actions = admitted(core, dict.fromkeys(range(3), 7))
     assert views(actions) == View(2, 7, ((0, 1), (2,)), (0,), 8, hands_over=ranks)
-    assert not messages(actions, say.Invite), "the next view comes by itself"
+    assert not messages(actions, Invite), "the next view comes by itself"
     return core
 
 
@@ -669,7 +692,7 @@ def test_a_loss_during_the_handing_over_makes_it_begin_again_unless_it_was_made(
     """Whoever is lost but for the one that hands over, also the receiver."""
     core = handing(armed(), 1)
     dies = copy.deepcopy(core)
-    assert messages(lose(core, 0, 4.0), say.Flush)
+    assert messages(lose(core, 0, 4.0), Flush)
     made = copy.deepcopy(core)
     view = views(flushed(core, {1: 7, 2: 7}, view=2))
     assert (view.members, view.until, view.hands_over, view.receiver) == ((1, 2), 8, (1,), 2)
@@ -697,12 +720,12 @@ def of_kind(kvstore, staleness=0.0, fixed="", replay=(), **settings):
     core = registered(3, 2, **settings)
     for rank in range(3):
         first = replay if rank == 0 else ()
-        core.handle(worker(rank), say.Ready(FACTS, first, EQUAL, kvstore, staleness, fixed), 0.0)
+        core.handle(worker(rank), Ready(FACTS, first, EQUAL, kvstore, staleness, fixed), 0.0)
     return core
 
 
 def ask(core, kv_store, staleness=-1.0, number=1):
-    return core.handle(AGENT, say.Change(number, kv_store, staleness, "me"), 2.0)
+    return core.handle(AGENT, Change(number, kv_store, staleness, "me"), 2.0)
 
 
 def logged(actions):
@@ -711,10 +734,10 @@ def logged(actions):
 
 def test_steps_that_were_begun_are_completed_before_the_kvstore_is_another():
     core = of_kind("dist_sync")
-    assert messages(ask(core, "dist_ssp", 4.0)) == [(worker(0), say.Invite(()))]
+    assert messages(ask(core, "dist_ssp", 4.0)) == [(worker(0), Invite(()))]
     actions = admitted(core, dict.fromkeys(range(3), 7))
     assert views(actions) == View(2, 7, ((0, 1), (2,)), (0, 1), 8, kvstore="dist_sync", drains=True)
-    assert not messages(actions, say.Invite), "the next view comes by itself"
+    assert not messages(actions, Invite), "the next view comes by itself"
     assert flushed(core, {0: 8, 2: 8}, view=2, turn=0) == []
     actions = flushed(core, {1: 8}, view=2, turn=0)
     assert views(actions) == View(3, 8, ((0, 1), (2,)), (0, 1), kvstore="dist_ssp", staleness=4.0)
@@ -738,7 +761,7 @@ def test_if_somebody_is_lost_meanwhile_nothing_has_changed_and_it_begins_again(l
     actions = flushed(core, dict.fromkeys(left, done), view=2)
     view = views(actions)
     assert (view.number, view.base, view.drains, view.until, view.kvstore) == (3, done, False, NEVER, "dist_sync")
-    assert messages(actions, say.Invite) == [(worker(left[0]), say.Invite(()))]
+    assert messages(actions, Invite) == [(worker(left[0]), Invite(()))]
     view = views(admitted(core, dict.fromkeys(left, done + 1), view=3, leader=left[0]))
     assert (view.number, view.drains, view.until) == (4, True, done + 2)
     view = views(flushed(core, dict.fromkeys(left, done + 2), view=4, turn=0))
@@ -748,7 +771,7 @@ def test_if_somebody_is_lost_meanwhile_nothing_has_changed_and_it_begins_again(l
 def test_if_the_leader_is_lost_after_it_has_asked_the_others_may_be_anywhere():
     core = of_kind("dist_sync")
     ask(core, "dist_async")
-    core.handle(worker(0), say.Admit(1), 3.0)
+    core.handle(worker(0), Admit(1), 3.0)
     lose(core, 0, 3.0)
     view = views(flushed(core, {1: 7, 2: 7}, turn=2))
     assert (view.members, view.drains) == ((1, 2), False)
@@ -765,7 +788,7 @@ def test_who_joins_or_leaves_meanwhile_does_it_before_or_after_and_servers_come_
     assert messages(notice(core, 2)) == [], "the leader is not to wait in this view"
     actions = flushed(core, dict.fromkeys(range(4), 10), view=3, turn=0)
     assert (views(actions).members, views(actions).kvstore) == ((0, 1, 2, 3), "dist_async")
-    assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))]
+    assert messages(actions, Invite) == [(worker(0), Invite(()))]
     ask(core, "dist_sync", number=2)
     view = views(admitted(core, dict.fromkeys(range(4), 12), view=4))
     assert (view.members, view.drains) == ((0, 1, 3), False)
@@ -775,7 +798,7 @@ def test_who_joins_or_leaves_meanwhile_does_it_before_or_after_and_servers_come_
     assert views(flushed(core, dict.fromkeys(range(3), 3))).servers == (0,)
     ask(core, "dist_sync")
     assert views(admitted(core, dict.fromkeys(range(3), 7), view=2)).drains
-    core.handle(("server", 1), say.Register("127.0.0.1", 9, "h1", "", "id 0"), 5.0)
+    core.handle(("server", 1), Register("127.0.0.1", 9, "h1", "", "id 0"), 5.0)
     view = views(flushed(core, dict.fromkeys(range(3), 11), view=3, turn=0))
     assert (view.joined_servers, view.kvstore, view.drains) == ((1,), "dist_ssp", False)
     assert views(admitted(core, dict.fromkeys(range(3), 13), view=4)).drains
@@ -795,8 +818,8 @@ def test_when_all_leave_the_job_ends_with_a_last_view_and_nothing_is_handed_over
     core = noticed(0, 1, workers=2)
     actions = admitted(core, {0: 7, 1: 7})
     reason = "worker 0 leaves on purpose: SIGTERM; worker 1 leaves on purpose: SIGTERM; no worker is left"
-    assert entered(actions) == say.Enter(View(2, 7, ((0, 1),), (0,)), ends=reason)
-    assert Log(f"the job ends: {reason}") in actions and not messages(actions, say.Invite)
+    assert entered(actions) == Enter(View(2, 7, ((0, 1),), (0,)), ends=reason)
+    assert Log(f"the job ends: {reason}") in actions and not messages(actions, Invite)
     assert not finished(bye(core, 0, 4.0)) and finished(bye(core, 1, 4.0)) == [reason]
     core = armed(workers=2)
     for rank in (0, 1):
@@ -825,20 +848,20 @@ def waiting(**settings):
     assert not finished(lose(core, 1, 2.0))
     actions = flushed(core, {0: 7, 2: 7})
     assert Log(f"{FEW}: the job waits up to 60 s for more (--wait-for-hosts)") in actions
-    assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))]
+    assert messages(actions, Invite) == [(worker(0), Invite(()))]
     actions = admitted(core, {0: 9, 2: 9}, view=2)
-    assert entered(actions) == say.Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True)
-    assert not messages(actions, say.Invite)
+    assert entered(actions) == Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True)
+    assert not messages(actions, Invite)
     return core
 
 
 def test_a_job_with_too_few_members_goes_on_when_there_are_enough_and_lets_others_leave_at_once():
     core = waiting()
     other = copy.deepcopy(core)
-    assert messages(come(core, 3)[1], say.Flush) and messages(notice(other, 2), say.Flush)
+    assert messages(come(core, 3)[1], Flush) and messages(notice(other, 2), Flush)
     actions, own = (flushed(each, {0: 9, 2: 9}, view=3) for each in (core, other))
-    assert entered(actions) == say.Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,)))
-    assert not messages(actions, say.Invite)
+    assert entered(actions) == Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,)))
+    assert not messages(actions, Invite)
     assert (entered(own).view.members, entered(own).holds) == ((0,), True)
 
 
@@ -847,10 +870,10 @@ def test_losses_while_the_job_waits_change_nothing_and_their_replacements_join_o
     lose(core, 2, 4.0)
     actions = flushed(core, {0: 9}, view=3)
     lost = (Lost(2, "worker 2 on h2 was lost: end of stream"),)
-    assert entered(actions) == say.Enter(View(4, 9, ((0,),), (0,), lost=lost), holds=True)
+    assert entered(actions) == Enter(View(4, 9, ((0,),), (0,), lost=lost), holds=True)
     other = copy.deepcopy(core)
-    assert not messages(come(core, 3)[1], say.Flush)
-    assert messages(come(core, 4)[1], say.Flush)
+    assert not messages(come(core, 3)[1], Flush)
+    assert messages(come(core, 4)[1], Flush)
     assert views(flushed(core, {0: 9}, view=4)).members == (0, 3, 4)
     assert finished(lose(other, 0, 4.0))
     # One that comes before the loss has ended joins later, so no view has a worker both as lost and as joined.
@@ -861,7 +884,7 @@ def test_losses_while_the_job_waits_change_nothing_and_their_replacements_join_o
     actions = flushed(core, {0: 9}, view=3)
     view = views(actions)
     assert (view.members, view.joined, [each.member for each in view.lost]) == ((0,), (), [2])
-    assert entered(actions).holds and messages(actions, say.Flush)
+    assert entered(actions).holds and messages(actions, Flush)
     view = views(flushed(core, {0: 9}, view=4))
     assert (view.members, view.joined) == ((0, 1, 2), (1, 2))
 
@@ -872,7 +895,7 @@ def test_a_job_that_has_waited_in_vain_ends():
     for second in range(4, 64):
         beat(core, second)
         actions = core.tick(float(second))
-        assert bool(messages(actions, say.Flush)) == (second - since >= 60.0), second
+        assert bool(messages(actions, Flush)) == (second - since >= 60.0), second
         if actions:
             break
     actions = flushed(core, {0: 9, 2: 9}, view=3, now=float(second))
@@ -884,7 +907,7 @@ def test_a_job_that_has_waited_in_vain_ends():
 
 def measured(core, speeds, view=1, now=1.0):
     """What follows from these reports."""
-    found = [core.handle(worker(rank), say.Speed(view, speed), now) for rank, speed in speeds.items()]
+    found = [core.handle(worker(rank), Speed(view, speed), now) for rank, speed in speeds.items()]
     return messages([action for actions in found for action in actions])
 
 
@@ -893,7 +916,7 @@ SLOW = {0: 10.0, 1: 5.0, 2: 10.0}
 
 def test_samples_are_divided_anew_by_the_speeds_of_this_views_members():
     core = armed(balance=Balancing(60))
-    assert measured(core, SLOW) == [(worker(0), say.Invite(()))]
+    assert measured(core, SLOW) == [(worker(0), Invite(()))]
     assert measured(core, SLOW) == [], "it waits"
     view = views(admitted(core, {0: 9, 1: 9, 2: 9}))
     assert view == View(2, 9, ((0, 1), (2,)), (0,), shares=(24, 12, 24))
@@ -902,7 +925,7 @@ def test_samples_are_divided_anew_by_the_speeds_of_this_views_members():
     flushed(core, {0: 7, 1: 7, 2: 7})
     assert measured(core, SLOW, view=1) == []
     assert measured(core, {0: 10.0, 1: 5.0, 3: 1.0}, view=2) == []
-    assert measured(core, {2: 10.0}, view=2) == [(worker(0), say.Invite(()))]
+    assert measured(core, {2: 10.0}, view=2) == [(worker(0), Invite(()))]
 
 
 def test_a_loss_divides_samples_at_once_and_a_replay_does_as_the_recorded_job():
@@ -910,7 +933,7 @@ def test_a_loss_divides_samples_at_once_and_a_replay_does_as_the_recorded_job():
     measured(core, SLOW)
     lose(core, 0)
     actions = flushed(core, {1: 7, 2: 7})
-    assert views(actions).shares == (20, 40) and not messages(actions, say.Invite)
+    assert views(actions).shares == (20, 40) and not messages(actions, Invite)
     come(core, 0, host="id 0")
     shares = views(admitted(core, {1: 9, 2: 9}, view=2, leader=1)).shares
     assert shares == (20, 13, 27), "a newcomer gets an equal part"

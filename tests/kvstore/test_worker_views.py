@@ -20,7 +20,7 @@ from dmltrain.base.errors import JobLost
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ, ViewChanged
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import Flush, Flushed
+from dmltrain.kvstore.transport.message.views import Flush, Flushed
 from dmltrain.kvstore.view import NEVER, Lost, View
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import KeyEntries

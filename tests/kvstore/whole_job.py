@@ -13,7 +13,8 @@ from dmltrain.kvstore.server.links.service import Service
 from dmltrain.kvstore.server.process import ServerProcess
 from dmltrain.kvstore.transport import host, link
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
-from dmltrain.kvstore.transport.message import Abort, Register, Shutdown, Start, encode
+from dmltrain.kvstore.transport.message import encode
+from dmltrain.kvstore.transport.message.job import Abort, Register, Shutdown, Start
 from dmltrain.kvstore.worker.store import DistKVStore
 from tests.waiting import SECONDS
 

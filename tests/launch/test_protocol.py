@@ -9,7 +9,7 @@ import pytest
 
 from dmltrain.base.safe_text import safe_lines
 from dmltrain.kvstore.scheduler import agent, reports
-from dmltrain.kvstore.transport import message
+from dmltrain.kvstore.transport.message.changes import Change
 from dmltrain_launch.agent import commands, events
 from dmltrain_launch.agent.commands import COMMANDS, Beat
 from dmltrain_launch.agent.events import EVENTS
@@ -69,7 +69,7 @@ def test_a_long_text_of_a_report_is_cut_and_a_view_that_is_too_large_is_refused(
 
 def test_a_scheduler_is_asked_for_the_change_that_the_user_wants():
     wanted = request(2, Settings("dist_ssp", 4.0), "me")
-    assert agent.decode(wanted.encode()) == message.Change(2, "dist_ssp", 4.0, "me")
+    assert agent.decode(wanted.encode()) == Change(2, "dist_ssp", 4.0, "me")
 
 
 UNSAFE = ("\n", "\r", "\x1b[2J", "\x07", "\x9b2J", "\u2028", "\u202e", "\x7f", "\0")

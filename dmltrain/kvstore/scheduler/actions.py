@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.scheduler.reports import Report
-from dmltrain.kvstore.transport.message import Message, Refuse
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.handshake import Refuse
 
 ALL: Node = ("all", 0)
 AGENT: Node = ("agent", 0)  # who has started the scheduler

@@ -17,7 +17,7 @@ from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler import reports
 from dmltrain.kvstore.scheduler.reports import Report
 from dmltrain.kvstore.transport import message
-from dmltrain.kvstore.transport.message import Change
+from dmltrain.kvstore.transport.message.changes import Change
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind
 
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)

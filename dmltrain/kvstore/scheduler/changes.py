@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from dmltrain.kvstore.scheduler.actions import Action, Log, Send
 from dmltrain.kvstore.scheduler.reports import ASKED, MADE, REFUSED, Told
-from dmltrain.kvstore.transport.message import CANCELLED, Change, Changed, Release, Stops
+from dmltrain.kvstore.transport.message.changes import CANCELLED, Change, Changed, Stops
+from dmltrain.kvstore.transport.message.job import Release
 
 STARTING = "the job is still starting: try again when it trains"
 ENDING = "the job is ending"

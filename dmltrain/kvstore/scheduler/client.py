@@ -19,21 +19,20 @@ from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.scheduler.heartbeats import Heartbeats
 from dmltrain.kvstore.scheduler.job_end import JobEnd
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import (
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.handshake import Refuse
+from dmltrain.kvstore.transport.message.job import (
     Abort,
     Barrier,
     Bye,
-    Failed,
-    Left,
     LinkLost,
-    Message,
     Overdue,
-    Refuse,
     Register,
     Release,
     Shutdown,
     Start,
 )
+from dmltrain.kvstore.transport.message.views import Failed, Left
 
 EXIT_SECONDS = 3.0
 VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 2 s for a better cause

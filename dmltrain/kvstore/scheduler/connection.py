@@ -12,7 +12,10 @@ from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.following import Following, Standing
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Enter, Message, Register, Start, Superseded, encode
+from dmltrain.kvstore.transport.message import encode
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.job import Register, Start
+from dmltrain.kvstore.transport.message.views import Enter, Superseded
 from dmltrain.kvstore.transport.wire import FrameError
 
 

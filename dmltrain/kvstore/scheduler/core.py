@@ -31,31 +31,21 @@ from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.scheduler.peers import Barriers, Peer, Peers, StepTimes, name_of
 from dmltrain.kvstore.scheduler.reports import Leaves
 from dmltrain.kvstore.scheduler.resume import Resume
-from dmltrain.kvstore.transport.message import (
-    Abort,
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.changes import Change, Changed, Stops, Took
+from dmltrain.kvstore.transport.message.handshake import Refuse
+from dmltrain.kvstore.transport.message.job import Abort, Barrier, Bye, Heartbeat, LinkLost, Overdue, Register, Start
+from dmltrain.kvstore.transport.message.views import (
     Admit,
-    Barrier,
-    Bye,
-    Change,
-    Changed,
     Failed,
     Flushed,
     HasState,
-    Heartbeat,
     Leaving,
     Left,
-    LinkLost,
-    Message,
-    Overdue,
     Ready,
-    Refuse,
-    Register,
     Rejoin,
     Speed,
-    Start,
-    Stops,
     Superseded,
-    Took,
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dmltrain.kvstore.scheduler.actions import ALL, Action, Finish, Send
 from dmltrain.kvstore.scheduler.lost_links import LostLinks
-from dmltrain.kvstore.transport.message import Abort, LinkLost, Shutdown
+from dmltrain.kvstore.transport.message.job import Abort, LinkLost, Shutdown
 
 
 @dataclass

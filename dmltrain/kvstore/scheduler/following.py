@@ -24,7 +24,9 @@ from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Enter, Finished, LinkLost, Message, Ready, Register, Rejoin, Start
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.job import LinkLost, Register, Start
+from dmltrain.kvstore.transport.message.views import Enter, Finished, Ready, Rejoin
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.view import View
 

@@ -11,7 +11,7 @@ from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.connection import Connection
 from dmltrain.kvstore.scheduler.job_end import JobEnd
 from dmltrain.kvstore.transport.data_links import Watch
-from dmltrain.kvstore.transport.message import Heartbeat
+from dmltrain.kvstore.transport.message.job import Heartbeat
 
 LOOK_SECONDS = 0.5  # between two looks at data links
 AFTER_WAKING = 1.0  # s, for a process that was suspended to read the messages that came meanwhile

@@ -10,7 +10,7 @@ from dmltrain.kvstore.scheduler.lost_links import Node, process
 from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED
 from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.scheduler.peers import Peers
-from dmltrain.kvstore.transport.message import Abort
+from dmltrain.kvstore.transport.message.job import Abort
 
 
 @dataclass

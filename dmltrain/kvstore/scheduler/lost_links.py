@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dmltrain.kvstore.transport.message import LinkEnd, LinkLost
+from dmltrain.kvstore.transport.message.job import LinkEnd, LinkLost
 
 WAIT_SECONDS = 2.0  # two heartbeats
 Node = tuple[str, int]  # role, index

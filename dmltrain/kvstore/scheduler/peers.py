@@ -12,7 +12,7 @@ from typing import Any
 from dmltrain.kvstore.scheduler.actions import Action, Log
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.scheduler.reports import Slowest
-from dmltrain.kvstore.transport.message import Register, ServerAddress, Start, WorkerAddress
+from dmltrain.kvstore.transport.message.job import Register, ServerAddress, Start, WorkerAddress
 
 
 @dataclass

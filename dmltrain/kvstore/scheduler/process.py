@@ -20,7 +20,11 @@ from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Enter, Message, Refuse, Register, Rejoin, Start, encode
+from dmltrain.kvstore.transport.message import encode
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.handshake import Refuse
+from dmltrain.kvstore.transport.message.job import Register, Start
+from dmltrain.kvstore.transport.message.views import Enter, Rejoin
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind
 
 TICK_SECONDS = 0.25

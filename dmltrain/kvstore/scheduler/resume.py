@@ -19,7 +19,9 @@ import math
 from dataclasses import dataclass, field
 
 from dmltrain.kvstore.scheduler.lost_links import Node, process
-from dmltrain.kvstore.transport.message import Enter, Left, LinkLost, Message, Ready, Register, Rejoin, Start
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.job import LinkLost, Register, Start
+from dmltrain.kvstore.transport.message.views import Enter, Left, Ready, Rejoin
 from dmltrain.kvstore.view import View
 
 

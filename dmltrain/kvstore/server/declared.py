@@ -11,7 +11,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import KVStoreKind
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 

@@ -21,7 +21,7 @@ from dmltrain.kvstore.server.reply import Action
 from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.server.workers import Workers
 from dmltrain.kvstore.step import MakeStep, OptimizerStep, is_whole
-from dmltrain.kvstore.transport.message import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 
 
 @dataclass(eq=False)

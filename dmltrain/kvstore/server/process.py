@@ -18,7 +18,8 @@ from dmltrain.kvstore.server.links.service import OVERDUE_SECONDS, Service, Stat
 from dmltrain.kvstore.step import MakeStep, OptimizerStep
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous
 from dmltrain.kvstore.transport.data_links import DataLinks
-from dmltrain.kvstore.transport.message import Change, Changed, Enter, Left
+from dmltrain.kvstore.transport.message.changes import Change, Changed
+from dmltrain.kvstore.transport.message.views import Enter, Left
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 
 GARBAGE_OBJECTS = 100_000  # a round of many slices creates that many, none of them in reference cycles

@@ -13,7 +13,7 @@ from dmltrain.kvstore.transport import cut
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.cut import Stall
 from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, Start
+from dmltrain.kvstore.transport.message.job import LinkEnd, LinkLost, Start
 
 EARLIER = 0.5  # s: a cut link counts as lost that long before a silent process, by default after 8 s
 SUSPENDED_SECONDS = 4.0  # so long after the last check this process must have been suspended

@@ -18,7 +18,8 @@ import secrets
 from dataclasses import dataclass, replace
 
 from dmltrain.kvstore.transport import message, wire
-from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Proof
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.handshake import Accept, Challenge, Hello, Proof
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import FrameError, Header
 
@@ -137,7 +138,7 @@ class ListenerHandshake:
         self._received.clear()
         return self._answer(content)
 
-    def _answer(self, content: message.Message) -> bytes:
+    def _answer(self, content: Message) -> bytes:
         if isinstance(content, Hello):
             self._hello = content
             return message.encode(self.listener.challenge(content))

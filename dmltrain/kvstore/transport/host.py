@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dmltrain.kvstore.transport.message import Start
+from dmltrain.kvstore.transport.message.job import Start
 
 Ranks = tuple[int, ...]
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from dmltrain.kvstore.transport import message, seal, send_window, wire
 from dmltrain.kvstore.transport.address import family, is_loopback
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
-from dmltrain.kvstore.transport.message import Accept, Challenge, Message, Refuse
+from dmltrain.kvstore.transport.message.base import Message
+from dmltrain.kvstore.transport.message.handshake import Accept, Challenge, Refuse
 from dmltrain.kvstore.transport.seal import Keys, Seals
 from dmltrain.kvstore.transport.send_window import SendWindow
 from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header

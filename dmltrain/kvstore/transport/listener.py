@@ -25,7 +25,7 @@ from dmltrain.kvstore.transport import link, message, rendezvous
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Listener, ListenerHandshake
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Hello, Refuse
+from dmltrain.kvstore.transport.message.handshake import Hello, Refuse
 from dmltrain.kvstore.transport.wire import FrameError
 
 MAX_CALLERS = 128  # handshakes in progress

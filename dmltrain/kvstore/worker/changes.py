@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dmltrain.kvstore.transport.message import ASKS, CANCELLED, MAX_TEXT, Change, Stops
+from dmltrain.kvstore.transport.message.base import MAX_TEXT
+from dmltrain.kvstore.transport.message.changes import ASKS, CANCELLED, Change, Stops
 
 UNKNOWN = (
     "this program does not train with the optimizer on the servers, so nothing can change, or not yet: use --kv-store "

@@ -11,7 +11,8 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.scheduler.client import Handlers
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport.message import Admit, Enter, Flush, HasState, Invite, Leaving, LinkLost, Ready, Speed
+from dmltrain.kvstore.transport.message.job import LinkLost
+from dmltrain.kvstore.transport.message.views import Admit, Enter, Flush, HasState, Invite, Leaving, Ready, Speed
 from dmltrain.kvstore.view import View, barrier_of
 from dmltrain.kvstore.worker.links.routes import Sharing
 from dmltrain.kvstore.worker.membership import Membership

@@ -37,7 +37,8 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import Diverged, JobLost, Unreadable, UserError
 from dmltrain.kvstore.base import READ, Handle, ViewChanged
 from dmltrain.kvstore.ops import Ops
-from dmltrain.kvstore.transport.message import MAX_TEXT, Ready
+from dmltrain.kvstore.transport.message.base import MAX_TEXT
+from dmltrain.kvstore.transport.message.views import Ready
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership

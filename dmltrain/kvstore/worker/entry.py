@@ -9,7 +9,7 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Key
-from dmltrain.kvstore.transport import message
+from dmltrain.kvstore.transport.message.data import DeclaredKey
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
@@ -58,11 +58,11 @@ def cut(array: Array, slice_: WorkerSlice) -> Array:
     return array[slice_.range.start : slice_.range.start + slice_.range.length]
 
 
-def declared(name: Key, entry: KeyEntry, here: list[WorkerSlice], is_relay: bool) -> message.DeclaredKey:
+def declared(name: Key, entry: KeyEntry, here: list[WorkerSlice], is_relay: bool) -> DeclaredKey:
     """The declaration of a key for the server, or relay, of these slices. A relay sums; the server then divides."""
     compression = entry.compression if any(slice_.codec for slice_ in here) else {"type": "none"}
     slices = tuple((slice_.range.index, slice_.range.length) for slice_ in here)
     mean = entry.mean and not is_relay
-    return message.DeclaredKey(
+    return DeclaredKey(
         entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices, mean, entry.pusher
     )

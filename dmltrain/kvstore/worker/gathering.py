@@ -20,7 +20,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, Key
-from dmltrain.kvstore.transport.message import Start
+from dmltrain.kvstore.transport.message.job import Start
 from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.transfers import Transfers

@@ -13,7 +13,8 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.kind import KVStoreKind
-from dmltrain.kvstore.transport.message import Declare, encode
+from dmltrain.kvstore.transport.message import encode
+from dmltrain.kvstore.transport.message.data import Declare
 from dmltrain.kvstore.worker.entry import KeyEntry, declared
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.routes import Routes, Way

@@ -11,7 +11,8 @@ from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.base import Handle, MembershipEnded
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport.message import Change, LinkLost, Took
+from dmltrain.kvstore.transport.message.changes import Change, Took
+from dmltrain.kvstore.transport.message.job import LinkLost
 from dmltrain.kvstore.transport.outbox import LAST
 from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.worker.changes import WorkerChanges

@@ -9,7 +9,7 @@ from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.kind import KVStoreKind, kind_of
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.transport.message import Change
+from dmltrain.kvstore.transport.message.changes import Change
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.waiting import StepTimer

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.base import MembershipEnded, ViewChanged
-from dmltrain.kvstore.transport.message import Enter, Flush, Flushed, NewServer
+from dmltrain.kvstore.transport.message.job import NewServer
+from dmltrain.kvstore.transport.message.views import Enter, Flush, Flushed
 from dmltrain.kvstore.view import NEVER, View
 
 

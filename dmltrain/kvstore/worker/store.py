@@ -19,7 +19,8 @@ from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, s
 from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import Optimizer, encode
+from dmltrain.kvstore.transport.message import encode
+from dmltrain.kvstore.transport.message.data import Optimizer
 from dmltrain.kvstore.transport.wire import FrameKind
 from dmltrain.kvstore.waiting import StepTimer, Waits
 from dmltrain.kvstore.worker.broadcast import Broadcast, by_sums

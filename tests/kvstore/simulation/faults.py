@@ -2,7 +2,8 @@
 
 from collections import deque
 
-from dmltrain.kvstore.transport.message import Failed, Leaving, LinkEnd, LinkLost
+from dmltrain.kvstore.transport.message.job import LinkEnd, LinkLost
+from dmltrain.kvstore.transport.message.views import Failed, Leaving
 from tests.kvstore.simulation.process import SCHEDULER
 from tests.kvstore.simulation.server import Server
 from tests.kvstore.simulation.worker import Worker

@@ -7,7 +7,8 @@ import numpy as np
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.following import Following
 from dmltrain.kvstore.server.reply import Reply
-from dmltrain.kvstore.transport.message import Register, Superseded
+from dmltrain.kvstore.transport.message.job import Register
+from dmltrain.kvstore.transport.message.views import Superseded
 
 REGISTER = Register("h", 1, "h", "", "h9")
 SCHEDULER = ("scheduler", 0)  # the incarnation that a process follows

@@ -8,7 +8,8 @@ from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.server import optimizer_state, rollback
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.reply import Reply
-from dmltrain.kvstore.transport.message import Enter, Left, Register, Start
+from dmltrain.kvstore.transport.message.job import Register, Start
+from dmltrain.kvstore.transport.message.views import Enter, Left
 from tests.kvstore.simulation.job import FLOAT64, SIZE, SPEC, Step, require
 from tests.kvstore.simulation.process import SCHEDULER, Declared, Process, Value
 from tests.kvstore.test_server_views import Arena, offsets_of

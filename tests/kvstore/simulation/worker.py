@@ -6,7 +6,9 @@ from dmltrain.base.errors import JobLost
 from dmltrain.data.assignment.sync_assignment import RoundAssignment, SyncAssignment
 from dmltrain.kvstore.base import MembershipEnded, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport import message as say
+from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
+from dmltrain.kvstore.transport.message.job import Abort, Barrier, Bye, Register, Release, Shutdown, Start
+from dmltrain.kvstore.transport.message.views import Admit, Enter, Flush, Flushed, HasState, Invite, Ready, Speed
 from dmltrain.kvstore.view import barrier_of
 from dmltrain.kvstore.worker.links.undo import Undo
 from dmltrain.kvstore.worker.progress import Progress
@@ -21,7 +23,7 @@ class Worker(Process):
         super().__init__(world, "worker", member, is_replacement)
         self.member, self.job = member, world.job
         host = f"h{member // 2}"
-        self.registration = REGISTER if is_replacement else say.Register(host, 1, host, "", host)
+        self.registration = REGISTER if is_replacement else Register(host, 1, host, "", host)
         self.leaves = False  # it has come to its end, though it may be killed before it has said so
         self.left = set()  # by these servers known to have finished
         self.links = {} if is_replacement else dict.fromkeys(range(self.job.servers), 0)  # server -> its life
@@ -64,13 +66,13 @@ class Worker(Process):
         return Standing(self.progress.announced)
 
     def hear(self, message):
-        if isinstance(message, say.Start):
+        if isinstance(message, Start):
             self.start = message
-        elif isinstance(message, say.Flush) and message.turn > 1 and "turns" in self.world.mutations:
-            self.world.send(self.node, SCHEDULER, say.Flushed(message.view, message.turn, self.progress.done))
-        elif isinstance(message, say.Flush):
+        elif isinstance(message, Flush) and message.turn > 1 and "turns" in self.world.mutations:
+            self.world.send(self.node, SCHEDULER, Flushed(message.view, message.turn, self.progress.done))
+        elif isinstance(message, Flush):
             self.progress.freeze(message)
-        elif isinstance(message, say.Enter):
+        elif isinstance(message, Enter):
             self.new_servers[message.view.number] = {
                 new_server.number: new_server.address.port - 1 for new_server in message.new_servers
             }
@@ -79,13 +81,13 @@ class Worker(Process):
                 self.links = {number: life for number, life in self.links.items() if number in stay}
             more = (message.returns, message.holds, message.ends, message.new_servers, message.departed)
             self.progress.announce(message.view, *more)
-        elif isinstance(message, say.Invite):
+        elif isinstance(message, Invite):
             self.progress.invite()
-        elif isinstance(message, say.Shutdown):
+        elif isinstance(message, Shutdown):
             self.progress.end()
-        elif isinstance(message, say.Release):
+        elif isinstance(message, Release):
             self.released.add((message.id, message.view))
-        elif isinstance(message, say.Abort):
+        elif isinstance(message, Abort):
             self.progress.lose(message.reason)
 
     def receive_value(self, value):
@@ -122,14 +124,14 @@ class Worker(Process):
         self.declare(self.weight_keys, weight=True)
         while self.answered < self.asked:
             yield
-        self.say(say.Ready({}, self.job.replay if self.member == 0 else (), self.job.balance))
+        self.say(Ready({}, self.job.replay if self.member == 0 else (), self.job.balance))
         yield from self.rejoin()
 
     def join(self):
         """A replacement prepares, and waits until it is a member."""
         while not self.follows:
             yield
-        self.say(say.Ready())
+        self.say(Ready())
         yield from self.rejoin()
 
     def rejoin(self):
@@ -172,7 +174,7 @@ class Worker(Process):
         while not self.left.issuperset(self.links):
             self.check_lost()
             yield
-        self.world.send(self.node, SCHEDULER, say.Bye(done=done))
+        self.world.send(self.node, SCHEDULER, Bye(done=done))
 
     def check_lost(self):
         if self.progress._failure:
@@ -181,11 +183,11 @@ class Worker(Process):
     def round(self, assignment, epoch):
         if self.progress.invited and self.view.leader == self.member and self.progress.pending is None:
             self.progress.invited = False
-            self.world.send(self.node, SCHEDULER, say.Admit(self.view.number))
+            self.world.send(self.node, SCHEDULER, Admit(self.view.number))
             yield from self.wait_for_view()
         if self.job.balance.batch and self.world.chance.random() < 0.5:
             speed = self.world.chance.choice([1.0, 2.0, 4.0])
-            self.world.send(self.node, SCHEDULER, say.Speed(self.view.number, speed))
+            self.world.send(self.node, SCHEDULER, Speed(self.view.number, speed))
         positions = [int(each) for each in assignment.positions_of(self.member)]
         own = gradient(self.weights, positions)
         while True:
@@ -380,7 +382,7 @@ class Worker(Process):
     def report_state(self, view):
         """Tell the scheduler that this worker has got the state. In jobs with planned cuts by a message, which may come
         late; in others it would change the schedules whose seeds the tests know."""
-        report, world = say.HasState(view.number), self.world
+        report, world = HasState(view.number), self.world
         if self.job.cuts:
             world.send(self.node, SCHEDULER, report)
         elif self.follows:
@@ -426,7 +428,7 @@ class Worker(Process):
     def meet(self):
         """A barrier, perhaps a part of an op."""
         name = barrier_of(self.progress.done + 1)
-        message = say.Barrier(name, self.view.number)
+        message = Barrier(name, self.view.number)
         self.released.discard((name, message.view))
         if "who waits in a barrier" not in self.world.mutations:
             self.progress.met = self.progress.done + 1
@@ -444,7 +446,7 @@ class Worker(Process):
         require(at_base, f"worker {self.member} enters {view} with {self.progress.done}")
         if self.member not in view.members:
             if not self.progress.returns:
-                self.world.send(self.node, SCHEDULER, say.Bye(done=self.progress.done))
+                self.world.send(self.node, SCHEDULER, Bye(done=self.progress.done))
             raise MembershipEnded
         self.undo.back_to(view.base)
         if self.member in view.joined:
@@ -484,9 +486,9 @@ class Worker(Process):
         for server in sorted({self.server(key) for key in keys}):
             here = [key for key in keys if self.server(key) == server]
             plain, slices = {"type": "none"}, ((0, SIZE),)
-            entries = tuple(say.DeclaredKey(key, f"k{key}", "float64", weight, plain, slices) for key in here)
+            entries = tuple(DeclaredKey(key, f"k{key}", "float64", weight, plain, slices) for key in here)
             self.asked += 1
-            self.world.send(self.node, server, ("declare", number, say.Declare("dist_sync", 0.0, entries)))
+            self.world.send(self.node, server, ("declare", number, Declare("dist_sync", 0.0, entries)))
 
     def push(self, key, array, rate=-1.0):
         self.clocks[key] = clock = self.clocks.get(key, 0) + 1

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.transport.message import Enter, Heartbeat, Refuse, Release
+from dmltrain.kvstore.transport.message.handshake import Refuse
+from dmltrain.kvstore.transport.message.job import Heartbeat, Release
+from dmltrain.kvstore.transport.message.views import Enter
 from tests.kvstore.simulation.channels import Channels
 from tests.kvstore.simulation.faults import Faults
 from tests.kvstore.simulation.invariants import Invariants

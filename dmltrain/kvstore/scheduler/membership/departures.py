@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from dmltrain.kvstore.transport.message import Enter
+from dmltrain.kvstore.transport.message.views import Enter
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from dmltrain.kvstore.kind import KVStoreKind, kind_of
 from dmltrain.kvstore.scheduler.actions import Log
 from dmltrain.kvstore.scheduler.changes import ENDING, Request
-from dmltrain.kvstore.transport.message import Change
+from dmltrain.kvstore.transport.message.changes import Change
 from dmltrain.kvstore.view import View
 
 # Ops of a view that drains, after which all members are between two steps:

@@ -14,7 +14,8 @@ from dmltrain.kvstore.scheduler.membership.departures import Decision, Departure
 from dmltrain.kvstore.scheduler.membership.newcomers import Newcomers
 from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED, Replay
 from dmltrain.kvstore.scheduler.membership.server_losses import ServerLosses
-from dmltrain.kvstore.transport.message import Enter, HasState, LinkLost
+from dmltrain.kvstore.transport.message.job import LinkLost
+from dmltrain.kvstore.transport.message.views import Enter, HasState
 from dmltrain.kvstore.view import Lost, View
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from dmltrain.kvstore.transport.message import NewServer, ServerAddress
+from dmltrain.kvstore.transport.message.job import NewServer, ServerAddress
 from dmltrain.kvstore.view import LostServer, View, barrier_of
 
 NO_SERVER = "no server is left"

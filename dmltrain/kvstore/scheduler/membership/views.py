@@ -50,20 +50,9 @@ from dmltrain.kvstore.scheduler.membership.roster import Roster
 from dmltrain.kvstore.scheduler.membership.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses
 from dmltrain.kvstore.scheduler.peers import Barriers
 from dmltrain.kvstore.scheduler.reports import Viewed
-from dmltrain.kvstore.transport.message import (
-    Admit,
-    Barrier,
-    Change,
-    Enter,
-    Flush,
-    Flushed,
-    Invite,
-    Leaving,
-    Ready,
-    Release,
-    ServerAddress,
-    Speed,
-)
+from dmltrain.kvstore.transport.message.changes import Change
+from dmltrain.kvstore.transport.message.job import Barrier, Release, ServerAddress
+from dmltrain.kvstore.transport.message.views import Admit, Enter, Flush, Flushed, Invite, Leaving, Ready, Speed
 from dmltrain.kvstore.view import EQUAL, Lost, View, barrier_of
 
 

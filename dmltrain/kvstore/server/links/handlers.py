@@ -11,7 +11,7 @@ import numpy as np
 
 from dmltrain.kvstore.server import rollback
 from dmltrain.kvstore.transport import flat, message, state, wire
-from dmltrain.kvstore.transport.message import Declare, Hold, Leave, Optimizer
+from dmltrain.kvstore.transport.message.data import Declare, Hold, Leave, Optimizer
 from dmltrain.kvstore.transport.outbox import LAST
 from dmltrain.kvstore.transport.wire import FrameKind, Header
 

@@ -35,7 +35,8 @@ from dmltrain.kvstore.transport import message, rendezvous
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Error, Left
+from dmltrain.kvstore.transport.message.data import Error
+from dmltrain.kvstore.transport.message.views import Left
 from dmltrain.kvstore.transport.outbox import Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError

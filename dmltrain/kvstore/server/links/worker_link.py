@@ -17,7 +17,7 @@ from dmltrain.kvstore.server.memory import Buffer
 from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import Error
+from dmltrain.kvstore.transport.message.data import Error
 from dmltrain.kvstore.transport.outbox import Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 

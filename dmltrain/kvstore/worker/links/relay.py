@@ -23,7 +23,7 @@ from dmltrain.kvstore.server.links.service import OVERDUE_SECONDS, Service, allo
 from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.host import Ranks
-from dmltrain.kvstore.transport.message import LinkLost
+from dmltrain.kvstore.transport.message.job import LinkLost
 from dmltrain.kvstore.transport.outbox import Frame
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag

@@ -17,7 +17,7 @@ from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import DATA, MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, NewServer, ServerAddress, Start
+from dmltrain.kvstore.transport.message.job import LinkEnd, LinkLost, NewServer, ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.view import View

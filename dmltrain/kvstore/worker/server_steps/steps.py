@@ -14,7 +14,8 @@ from typing import Any
 from dmltrain.base import npz
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Key
-from dmltrain.kvstore.transport.message import Hold, Optimizer, encode
+from dmltrain.kvstore.transport.message import encode
+from dmltrain.kvstore.transport.message.data import Hold, Optimizer
 from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.keys import KeyEntries
