@@ -3,6 +3,8 @@ seconds.
 
     python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
 
+BACKEND is a framework's name, or PLAIN: then it has imported NumPy and the key-value store, and the launcher.
+
 It is served over the socket DESCRIPTOR, which keeps messages apart: a request is the JSON object {"command": [program,
 argument, ...], "environment": {...}, "log": path, "folder": path}, with the descriptors that the process inherits, if
 any (their numbers go into the variables INHERITED). The answer is the process's id; and when the process has ended, its
@@ -21,8 +23,11 @@ import ctypes
 import fcntl
 import functools
 import gc
+import importlib
 import json
+import marshal
 import os
+import pkgutil
 import runpy
 import secrets
 import select
@@ -41,10 +46,13 @@ from typing import Any, NoReturn
 
 import pytest
 
+import dmltrain.kvstore
+import dmltrain_launch
 from dmltrain.base.errors import exit_now
 from tests.copied_tree import search_path
 from tests.running_job import ROOT, RunningJob
 
+PLAIN = "plain"
 LARGEST = 1 << 16  # bytes of a request
 MOST_DESCRIPTORS, ASIDE = 64, 500  # that a process passes on; the numbers from which on none of them is
 INHERITED = ("DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT_FD")
@@ -54,6 +62,7 @@ NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 
 # Where a test bed's hosts see it, which have a /tmp of their own.
 PLACE = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
 PROGRAM = Path(__file__).with_name("forked_program.py")
+LAUNCHER = Path(__file__).with_name("programs") / "dmltrain_launch.cli"
 
 
 @dataclass
@@ -152,6 +161,11 @@ def forked(program: Path | str, *words: object, backend: str = "torch") -> list[
     return [sys.executable, "-IS", str(PROGRAM), str(forker(backend).place), str(program), *map(str, words)]
 
 
+def forked_launcher(*words: object) -> list[str]:
+    """The same for the launcher, which has its usual name in this command."""
+    return forked(LAUNCHER, *words, backend=PLAIN)
+
+
 def run_forked(
     folder: Path, program: Path, *words: object, environment: dict[str, str], backend: str = "torch"
 ) -> tuple[int | None, str]:
@@ -234,12 +248,13 @@ def attend(asking: socket.socket) -> dict:
     """Returns the request in the process that is to run its program, in the namespaces of who asks. This one tells the
     program's id and its exit code, and kills it when who asks is gone."""
     content, descriptors, _, _ = socket.recv_fds(asking, LARGEST, MOST_DESCRIPTORS)
-    request = json.loads(content)
+    request = marshal.loads(content)
     (caller,) = struct.unpack("i8x", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     enter_all(caller)
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
     pid = os.fork()
     if not pid:
-        asking.send(json.dumps(os.getpid()).encode())  # as it is seen there
+        asking.send(b"%d" % os.getpid())  # as it is seen there
         asking.close()
         os.setsid()
         take(descriptors, request["descriptors"])
@@ -254,7 +269,7 @@ def attend(asking: socket.socket) -> dict:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):  # who asked is gone
-        asking.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+        asking.send(b"%d" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
@@ -317,15 +332,27 @@ def setns(descriptor: int, kinds: int) -> None:
         raise OSError(ctypes.get_errno(), f"cannot enter a namespace of the kinds {kinds:#x}")
 
 
-if __name__ == "__main__":
+def imported(backend: str) -> None:
+    if backend == PLAIN:
+        import dmltrain.api.create
+
+        for package in (dmltrain.kvstore, dmltrain_launch):
+            for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+                if ".clusters.ray." not in each.name:  # which imports Ray
+                    importlib.import_module(each.name)
+        return
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
-    BACKENDS[sys.argv[3]].load()
-    if sys.argv[3] == "torch":
+    BACKENDS[backend].load()
+    if backend == "torch":
         from dmltrain.backends.torch import plain_step
 
         plain_step.postpone_compiler()  # which scripts import when they make an optimizer: a second
+
+
+if __name__ == "__main__":
+    imported(sys.argv[3])
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
     become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])))
