@@ -46,14 +46,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-import dmltrain.kvstore
-import dmltrain_launch
 from dmltrain.base.errors import exit_now
 from tests.copied_tree import search_path
 from tests.running_job import ROOT, RunningJob
 
 PLAIN = "plain"
-LARGEST = 1 << 16  # bytes of a request
+LARGEST = 1 << 17  # bytes of a request
 MOST_DESCRIPTORS, ASIDE = 64, 500  # that a process passes on; the numbers from which on none of them is
 INHERITED = ("DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT_FD")
 NETWORK = "DMLTRAIN_TESTS_NETWORK"  # such as /proc/PID/ns/net
@@ -335,6 +333,7 @@ def setns(descriptor: int, kinds: int) -> None:
 def imported(backend: str) -> None:
     if backend == PLAIN:
         import dmltrain.api.create
+        import dmltrain_launch
 
         for package in (dmltrain.kvstore, dmltrain_launch):
             for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -7,12 +7,11 @@ if it is killed, the program is. What is to be stopped, or gets a signal only if
 or is about imports, needs a process of its own. Built-in modules only: those that Python is made with take no time.
 """
 
+import _signal
+import _socket
 import marshal
 import os
 import sys
-
-import _signal
-import _socket
 
 PASSED_ON = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2, _signal.SIGABRT)
 

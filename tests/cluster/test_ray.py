@@ -207,8 +207,8 @@ class Engine(engines.Engine):
         return super().start(fault, *options)
 
     def launcher(self) -> int:
-        [found] = [process for process in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in process.argv]
-        return found.pid
+        [pid] = [each.pid for each in self.testbed.processes(LOGIN) if engines.is_one(each, "dmltrain_launch.cli")]
+        return pid
 
     def cancel(self) -> None:
         (name,) = self.ray.submitted()

@@ -137,7 +137,7 @@ class Engine(engines.Engine):
     options = SLURM
 
     def launcher(self) -> int:
-        found = [process for process in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in process.argv]
+        found = [each for each in self.testbed.processes(LOGIN) if engines.is_one(each, "dmltrain_launch.cli")]
         [pid] = [each.pid for each in found if "salloc" not in each.argv]
         return pid
 
