@@ -3,7 +3,8 @@ seconds.
 
     python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
 
-BACKEND is a framework's name, or PLAIN: then it has imported NumPy and the key-value store, and the launcher.
+BACKEND is a framework's name, or PLAIN: then it has imported NumPy, the key-value store and the launcher; or
+KUBERNETES: also the client of Kubernetes; or RAY: also Ray, and its launchers fork their drivers.
 
 It is served over the socket DESCRIPTOR, which keeps messages apart: a request is the JSON object {"command": [program,
 argument, ...], "environment": {...}, "log": path, "folder": path}, with the descriptors that the process inherits, if
@@ -28,6 +29,7 @@ import json
 import marshal
 import os
 import pkgutil
+import platform
 import runpy
 import secrets
 import select
@@ -50,7 +52,7 @@ from dmltrain.base.errors import exit_now
 from tests.copied_tree import search_path
 from tests.running_job import ROOT, RunningJob
 
-PLAIN = "plain"
+PLAIN, KUBERNETES, RAY = "plain", "kubernetes", "ray"
 LARGEST = 1 << 17  # bytes of a request
 MOST_DESCRIPTORS, ASIDE = 64, 500  # that a process passes on; the numbers from which on none of them is
 INHERITED = ("DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT_FD")
@@ -61,6 +63,7 @@ NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 
 PLACE = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
 PROGRAM = Path(__file__).with_name("forked_program.py")
 LAUNCHER = Path(__file__).with_name("programs") / "dmltrain_launch.cli"
+RAY_DRIVER = LAUNCHER.with_name("dmltrain_launch.clusters.ray.driver")
 
 
 @dataclass
@@ -159,9 +162,9 @@ def forked(program: Path | str, *words: object, backend: str = "torch") -> list[
     return [sys.executable, "-IS", str(PROGRAM), str(forker(backend).place), str(program), *map(str, words)]
 
 
-def forked_launcher(*words: object) -> list[str]:
+def forked_launcher(*words: object, backend: str = PLAIN) -> list[str]:
     """The same for the launcher, which has its usual name in this command."""
-    return forked(LAUNCHER, *words, backend=PLAIN)
+    return forked(LAUNCHER, *words, backend=backend)
 
 
 def run_forked(
@@ -256,6 +259,9 @@ def attend(asking: socket.socket) -> dict:
         asking.close()
         os.setsid()
         take(descriptors, request["descriptors"])
+        for number in request["ignored"]:
+            signal.signal(number, signal.SIG_IGN)
+        platform._uname_cache = None  # the name of the host
         return request
     for descriptor in descriptors:
         os.close(descriptor)
@@ -330,16 +336,23 @@ def setns(descriptor: int, kinds: int) -> None:
         raise OSError(ctypes.get_errno(), f"cannot enter a namespace of the kinds {kinds:#x}")
 
 
-def imported(backend: str) -> None:
-    if backend == PLAIN:
-        import dmltrain.api.create
-        import dmltrain_launch
+def import_launcher(backend: str, place: str) -> None:
+    import dmltrain.api.create
+    import dmltrain_launch
 
-        for package in (dmltrain.kvstore, dmltrain_launch):
-            for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-                if ".clusters.ray." not in each.name:  # which imports Ray
-                    importlib.import_module(each.name)
-        return
+    for package in (dmltrain.kvstore, dmltrain_launch):
+        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if backend == RAY or ".clusters.ray." not in each.name:  # which imports Ray
+                importlib.import_module(each.name)
+    if backend == KUBERNETES:
+        importlib.import_module("kubernetes.config")
+    if backend == RAY:
+        importlib.import_module("ray.job_submission")
+        hosts = importlib.import_module("dmltrain_launch.clusters.ray.hosts")
+        hosts.own_program = lambda python, module: [python, "-IS", str(PROGRAM), place, str(RAY_DRIVER)]
+
+
+def import_framework(backend: str) -> None:
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
@@ -351,7 +364,11 @@ def imported(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    imported(sys.argv[3])
+    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:3]]
+    if sys.argv[3] in (PLAIN, KUBERNETES, RAY):
+        import_launcher(sys.argv[3], sockets[1].getsockname())
+    else:
+        import_framework(sys.argv[3])
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
-    become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])))
+    become(serve(*sockets))

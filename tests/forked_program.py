@@ -2,9 +2,9 @@
 argument...
 
 It asks the process behind SOCKET (tests/forked_job.py), which has imported it, to fork one that runs the program with
-this process' environment, folder, outputs, priority and namespaces. It passes signals on, and ends as the program does;
-if it is killed, the program is. What is to be stopped, or gets a signal only if it handles it (a notice of an agent),
-or is about imports, needs a process of its own. Built-in modules only: those that Python is made with take no time.
+this process' environment, folder, outputs, priority, namespaces and signals that are ignored. It passes signals on, and
+ends as the program does; if it is killed, the program is. What is to be stopped, or is about imports, needs a process
+of its own. Built-in modules only: those that Python is made with take no time.
 """
 
 import _signal
@@ -26,6 +26,7 @@ def inherited() -> list:
 def ask(connection: _socket.socket, command: list, descriptors: list) -> int:
     """Have the program started with these descriptors. Returns its id."""
     request = {"command": command, "environment": dict(os.environ), "folder": os.getcwd(), "descriptors": descriptors}
+    request["ignored"] = [number for number in PASSED_ON if _signal.getsignal(number) == _signal.SIG_IGN]
     numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
     connection.sendmsg([marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
     return int(connection.recv(100))

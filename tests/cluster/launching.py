@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
 from tests.copied_tree import search_path
-from tests.forked_job import forked_launcher
+from tests.forked_job import PLAIN, forked_launcher
 from tests.launch.conftest import DEADLINE, wait_for
 
 # Every way to start a job, by name: the options that choose it, and the program it needs.
@@ -116,6 +116,8 @@ class Front:
     """The front door: `start` and `run` a launcher with these arguments. `before`: what stands before its command.
     `own`: in an interpreter of its own, not in a forked process."""
 
+    backend = PLAIN  # of that
+
     def __init__(self, testbed: Testbed, folder: Path, before: Sequence[str] = (), own: bool = False):
         self.testbed, self.folder, self.before, self.own = testbed, folder, before, own
         self.environment = {**os.environ, **ROOT_MAY_RUN_MPI, "PYTHONPATH": search_path()}
@@ -133,7 +135,9 @@ class Front:
         """Anything else that the launcher does."""
         environment = {**self.environment, **(env or {})}
         words = list(map(str, arguments))
-        command = [sys.executable, "-m", "dmltrain_launch.cli", *words] if self.own else forked_launcher(*words)
+        command = [sys.executable, "-m", "dmltrain_launch.cli", *words]
+        if not self.own:
+            command = forked_launcher(*words, backend=self.backend)
         return Launched(self.testbed, self.folder, [*self.before, *command], environment, logs)
 
     def run(self, *arguments: object, **more: object) -> Result:
