@@ -60,7 +60,7 @@ class Api:
         """OSError if the server is away; urllib.error.HTTPError if it refuses."""
         if not hasattr(self._kept, "connection"):
             where = urllib.parse.urlsplit(self.server).netloc
-            self._kept.connection = http.client.HTTPSConnection(where, context=self.tls, timeout=10.0)
+            self._kept.connection = http.client.HTTPSConnection(where, context=self.tls, timeout=60.0)
         data = None if body is None else json.dumps(body)
         try:
             self._kept.connection.request(
