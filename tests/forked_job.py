@@ -3,6 +3,9 @@ seconds.
 
     python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
 
+BACKEND is a framework's name, or PLAIN: then it has imported NumPy, the key-value store and the launcher; or
+KUBERNETES: also the client of Kubernetes; or RAY: also Ray, and its launchers fork their drivers.
+
 It is served over the socket DESCRIPTOR, which keeps messages apart: a request is the JSON object {"command": [program,
 argument, ...], "environment": {...}, "log": path, "folder": path}, with the descriptors that the process inherits, if
 any (their numbers go into the variables INHERITED). The answer is the process's id; and when the process has ended, its
@@ -21,8 +24,12 @@ import ctypes
 import fcntl
 import functools
 import gc
+import importlib
 import json
+import marshal
 import os
+import pkgutil
+import platform
 import runpy
 import secrets
 import select
@@ -45,7 +52,8 @@ from dmltrain.base.errors import exit_now
 from tests.copied_tree import search_path
 from tests.running_job import ROOT, RunningJob
 
-LARGEST = 1 << 16  # bytes of a request
+PLAIN, KUBERNETES, RAY = "plain", "kubernetes", "ray"
+LARGEST = 1 << 17  # bytes of a request
 MOST_DESCRIPTORS, ASIDE = 64, 500  # that a process passes on; the numbers from which on none of them is
 INHERITED = ("DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT_FD")
 NETWORK = "DMLTRAIN_TESTS_NETWORK"  # such as /proc/PID/ns/net
@@ -54,6 +62,8 @@ NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 
 # Where a test bed's hosts see it, which have a /tmp of their own.
 PLACE = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
 PROGRAM = Path(__file__).with_name("forked_program.py")
+LAUNCHER = Path(__file__).with_name("programs") / "dmltrain_launch.cli"
+RAY_DRIVER = LAUNCHER.with_name("dmltrain_launch.clusters.ray.driver")
 
 
 @dataclass
@@ -152,6 +162,11 @@ def forked(program: Path | str, *words: object, backend: str = "torch") -> list[
     return [sys.executable, "-IS", str(PROGRAM), str(forker(backend).place), str(program), *map(str, words)]
 
 
+def forked_launcher(*words: object, backend: str = PLAIN) -> list[str]:
+    """The same for the launcher, which has its usual name in this command."""
+    return forked(LAUNCHER, *words, backend=backend)
+
+
 def run_forked(
     folder: Path, program: Path, *words: object, environment: dict[str, str], backend: str = "torch"
 ) -> tuple[int | None, str]:
@@ -234,15 +249,19 @@ def attend(asking: socket.socket) -> dict:
     """Returns the request in the process that is to run its program, in the namespaces of who asks. This one tells the
     program's id and its exit code, and kills it when who asks is gone."""
     content, descriptors, _, _ = socket.recv_fds(asking, LARGEST, MOST_DESCRIPTORS)
-    request = json.loads(content)
+    request = marshal.loads(content)
     (caller,) = struct.unpack("i8x", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     enter_all(caller)
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
     pid = os.fork()
     if not pid:
-        asking.send(json.dumps(os.getpid()).encode())  # as it is seen there
+        asking.send(b"%d" % os.getpid())  # as it is seen there
         asking.close()
         os.setsid()
         take(descriptors, request["descriptors"])
+        for number in request["ignored"]:
+            signal.signal(number, signal.SIG_IGN)
+        platform._uname_cache = None  # the name of the host
         return request
     for descriptor in descriptors:
         os.close(descriptor)
@@ -254,7 +273,7 @@ def attend(asking: socket.socket) -> dict:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):  # who asked is gone
-        asking.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+        asking.send(b"%d" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
@@ -317,19 +336,44 @@ def setns(descriptor: int, kinds: int) -> None:
         raise OSError(ctypes.get_errno(), f"cannot enter a namespace of the kinds {kinds:#x}")
 
 
-if __name__ == "__main__":
+def import_launcher(backend: str, place: str) -> None:
+    import dmltrain.api.create
+    import dmltrain_launch
+
+    for package in (dmltrain.kvstore, dmltrain_launch):
+        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if backend == RAY or ".clusters.ray." not in each.name:  # which imports Ray
+                importlib.import_module(each.name)
+    if backend == KUBERNETES:
+        importlib.import_module("kubernetes.config")
+    if backend == RAY:
+        importlib.import_module("ray.job_submission")
+        hosts = importlib.import_module("dmltrain_launch.clusters.ray.hosts")
+        hosts.own_program = lambda python, module: [python, "-IS", str(PROGRAM), place, str(RAY_DRIVER)]
+
+
+def import_framework(backend: str) -> None:
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
-    BACKENDS[sys.argv[3]].load()
-    import dmltrain.api.create  # noqa: F401  (what the programs import later: a twentieth of their time)
+    BACKENDS[backend].load()
+    # What the programs import later: a twentieth of their time.
+    import dmltrain.api.create  # noqa: F401
     import dmltrain.kvstore.worker.store  # noqa: F401
     import dmltrain.train.hardware  # noqa: F401
 
-    if sys.argv[3] == "torch":
+    if backend == "torch":
         from dmltrain.backends.torch import plain_step
 
         plain_step.postpone_compiler()  # which scripts import when they make an optimizer: a second
+
+
+if __name__ == "__main__":
+    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:3]]
+    if sys.argv[3] in (PLAIN, KUBERNETES, RAY):
+        import_launcher(sys.argv[3], sockets[1].getsockname())
+    else:
+        import_framework(sys.argv[3])
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
-    become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])))
+    become(serve(*sockets))

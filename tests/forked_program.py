@@ -1,18 +1,19 @@
-"""A stand-in for a program that needs PyTorch or MXNet: python -IS forked_program.py SOCKET program argument...
+"""A stand-in for a program that takes long to import what it needs: python -IS forked_program.py SOCKET program
+argument...
 
-It asks the process behind SOCKET (tests/forked_job.py), which has imported the framework, to fork one that runs the
-program with this process' environment, folder, outputs and namespaces. It passes signals on, and ends as the program
-does; if it is killed, the program is. What is to be stopped, or gets a signal only if it handles it (a notice of an
-agent), or is about imports, needs a process of its own.
+It asks the process behind SOCKET (tests/forked_job.py), which has imported it, to fork one that runs the program with
+this process' environment, folder, outputs, priority, namespaces and signals that are ignored. It passes signals on, and
+ends as the program does; if it is killed, the program is. What is to be stopped, or is about imports, needs a process
+of its own. Built-in modules only: those that Python is made with take no time.
 """
 
-import json
+import _signal
+import _socket
+import marshal
 import os
-import signal
-import socket
 import sys
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGABRT)
+PASSED_ON = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2, _signal.SIGABRT)
 
 
 def inherited() -> list:
@@ -22,17 +23,19 @@ def inherited() -> list:
     return [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]  # all but that of the folder
 
 
-def ask(connection: socket.socket, command: list, descriptors: list) -> int:
+def ask(connection: _socket.socket, command: list, descriptors: list) -> int:
     """Have the program started with these descriptors. Returns its id."""
     request = {"command": command, "environment": dict(os.environ), "folder": os.getcwd(), "descriptors": descriptors}
-    socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
-    return json.loads(connection.recv(100))
+    request["ignored"] = [number for number in PASSED_ON if _signal.getsignal(number) == _signal.SIG_IGN]
+    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    connection.sendmsg([marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
+    return int(connection.recv(100))
 
 
 def end_as(code: int) -> None:
     if code < 0:
-        if code != -signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
+        if code != -_signal.SIGKILL:
+            _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
@@ -40,9 +43,9 @@ def end_as(code: int) -> None:
 if __name__ == "__main__":
     place, *command = sys.argv[1:]
     descriptors = inherited()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(place)
-        pid = ask(connection, command, descriptors)
-        for number in PASSED_ON:
-            signal.signal(number, lambda number, frame: os.kill(pid, number))
-        end_as(json.loads(connection.recv(100)))
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    connection.connect(place)
+    pid = ask(connection, command, descriptors)
+    for number in PASSED_ON:
+        _signal.signal(number, lambda number, frame: os.kill(pid, number))
+    end_as(int(connection.recv(100)))

@@ -63,6 +63,12 @@ def front(testbed: Testbed, tmp_path: Path) -> Front:
 
 
 @pytest.fixture
+def own_front(testbed: Testbed, tmp_path: Path) -> Front:
+    """The same for launchers in interpreters of their own: to be stopped or measured, or about what others see."""
+    return Front(testbed, tmp_path, own=True)
+
+
+@pytest.fixture
 def other(needs_testbed: None) -> Iterator[Testbed]:
     """A second test bed by another name, which the test itself brings up."""
     bed = Testbed(f"other{os.getpid()}")

@@ -304,7 +304,8 @@ def takes_another_node_and_goes_on_without_it(front: Front, *options: object) ->
     words = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1]
     job = front.start(*options, *words, front.script(ELASTIC).name)
     job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
-    assert front.change(job, "add", "h3") == (0, "worker 2 on h3 has joined the job in view 2\n")
+    added = front.change(job, "add", "h3")
+    assert added == (0, "worker 2 on h3 has joined the job in view 2\n"), added
     front.testbed.kill("h3")
     wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node", LONGEST)
     return job

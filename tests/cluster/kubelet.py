@@ -13,6 +13,7 @@ Standard library only.
 import base64
 import contextlib
 import datetime
+import http.client
 import http.server
 import json
 import os
@@ -41,19 +42,38 @@ def now() -> str:
 
 
 class Api:
+    """Each thread keeps its connection: TLS takes both sides longer than most answers."""
+
     def __init__(self, server: str, token: str, ca: str):
         self.server, self.token = server, token
         self.tls = ssl.create_default_context(cafile=ca)
+        self._kept = threading.local()
 
-    def open(self, method: str, path: str, body: Any = None, kind: str = "application/json", seconds: float = 10.0):
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
-        request = urllib.request.Request(self.server + path, data, headers, method=method)
-        return urllib.request.urlopen(request, context=self.tls, timeout=seconds)
+    def watch(self, path: str) -> Any:
+        """The answer, which is to be read line by line."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return urllib.request.urlopen(
+            urllib.request.Request(self.server + path, headers=headers), context=self.tls, timeout=600.0
+        )
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        with self.open(method, path, body, kind) as reply:
-            return json.load(reply)
+        """OSError if the server is away; urllib.error.HTTPError if it refuses."""
+        if not hasattr(self._kept, "connection"):
+            where = urllib.parse.urlsplit(self.server).netloc
+            self._kept.connection = http.client.HTTPSConnection(where, context=self.tls, timeout=60.0)
+        data = None if body is None else json.dumps(body)
+        try:
+            self._kept.connection.request(
+                method, path, data, {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
+            )
+            reply = self._kept.connection.getresponse()
+            text = reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            del self._kept.connection
+            raise OSError(f"{self.server}{path}: {error!r}") from None
+        if reply.status >= 300:
+            raise urllib.error.HTTPError(path, reply.status, reply.reason, reply.headers, None)
+        return json.loads(text)
 
 
 class Unready(Exception):
@@ -273,7 +293,7 @@ class Kubelet:
                 for each in found["items"]:
                     self.news.put(each)
                 version = found["metadata"]["resourceVersion"]
-                with self.api.open("GET", f"{path}&watch=true&resourceVersion={version}", seconds=600.0) as changes:
+                with self.api.watch(f"{path}&watch=true&resourceVersion={version}") as changes:
                     for line in changes:
                         change = json.loads(line)
                         if change["type"] in ("ADDED", "MODIFIED"):

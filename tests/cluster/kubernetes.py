@@ -7,6 +7,7 @@ Debian has no package of them, but the source: `make kubernetes` builds them onc
 import base64
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from dmltrain_launch import certificate
 from tests.cluster import jobset
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
+from tests.forked_job import KUBERNETES, forked_launcher
+from tests.scripts import shell_script
 
 BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 PROGRAMS = ("etcd", "kubectl")
@@ -27,6 +30,11 @@ START_SECONDS = 240.0  # of each part, on a machine that does much else
 KUBELET = Path(__file__).with_name("kubelet.py")
 ROOT = Path(__file__).parents[2]
 USERS = {"admin": "system:masters", "guest": "guests"}  # name: its group; the token is the name
+# No others: a server of all takes twice as long to start.
+GROUPS = "v1,apps/v1,authentication.k8s.io/v1,authorization.k8s.io/v1,batch/v1,coordination.k8s.io/v1,events.k8s.io/v1,"
+GROUPS += "node.k8s.io/v1,policy/v1beta1,rbac.authorization.k8s.io/v1,scheduling.k8s.io/v1,storage.k8s.io/v1,"
+GROUPS += "admissionregistration.k8s.io/v1,apiextensions.k8s.io/v1,apiregistration.k8s.io/v1,networking.k8s.io/v1"
+ENVIRONMENT = {**os.environ, "GOGC": "400"}  # Go's programs take more memory, and less of a processor
 CONTROLLERS = "job,garbagecollector,nodelifecycle,podgc,resourcequota,serviceaccount,root-ca-cert-publisher"
 
 
@@ -60,6 +68,7 @@ class Kubernetes:
         (self.folder / "keys.pem").write_bytes(certificate.new()[0])
         tokens = "".join(f"{name},{name},{name},{group}\n" for name, group in USERS.items())
         (self.folder / "tokens").write_text(tokens)
+        self._write_python()
         self.etcd()
         self.api_server()
         (self.folder / "serving").mkdir(exist_ok=True)
@@ -72,6 +81,12 @@ class Kubernetes:
         self._run("kube-controller-manager", *self._manager())
         self._run("kube-scheduler", f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false")
         self._wait(self._is_whole, "its nodes")
+
+    def _write_python(self) -> None:
+        """The images' python3: launchers are forked."""
+        command = shlex.join(forked_launcher(backend=KUBERNETES))
+        launcher = f'[ "$3" != dmltrain_launch.cli ] || {{ shift 3; exec {command} "$@"; }}'
+        shell_script(self.folder / "python3", f'{launcher}\nexec {shlex.quote(sys.executable)} "$@"')
 
     def etcd(self) -> None:
         url = "http://127.0.0.1:2379"
@@ -89,6 +104,8 @@ class Kubernetes:
             *("--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://testbed"),
             *(f"--service-account-key-file={keys}", f"--service-account-signing-key-file={keys}"),
             "--feature-gates=BoundServiceAccountTokenVolume=true",  # as each Kubernetes from 1.21
+            f"--runtime-config=api/all=false,{GROUPS.replace(',', '=true,')}=true",
+            "--enable-priority-and-fairness=false",
         )
 
     def _manager(self) -> list[str]:
@@ -104,7 +121,7 @@ class Kubernetes:
         own = self.folder / node
         own.mkdir(exist_ok=True)
         shutil.copy(self.folder / "keys.pem", own / "kubelet.pem")
-        search = f"{sys.prefix}/bin:/usr/bin:/bin"
+        search = f"{self.folder}:{sys.prefix}/bin:/usr/bin:/bin"
         arguments = [self.server, "admin", f"{self.folder}/serving/apiserver.crt", node, self.testbed.address(node)]
         self._start(f"kubelet-{node}", node, [sys.executable, "-S", str(KUBELET), *arguments, str(own), search])
 
@@ -123,7 +140,7 @@ class Kubernetes:
 
     def _start(self, name: str, host: str, argv: Sequence[str], cwd: str = "/") -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            more = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": cwd}
+            more = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": cwd, "env": ENVIRONMENT}
             self.running[name] = self.testbed.start(host, argv, **more)
 
     def end(self, name: str) -> None:
@@ -172,7 +189,7 @@ class Kubernetes:
     def kubectl(self, *arguments: str, told: str = "", check: bool = True) -> str:
         """The output of kubectl, run by the administrator."""
         argv = ["kubectl", f"--kubeconfig={self.kubeconfig()}", *arguments]
-        ran = self.testbed.run(LOGIN, argv, input=told, stdin=None)
+        ran = self.testbed.run(LOGIN, argv, input=told, stdin=None, env=ENVIRONMENT)
         assert not check or ran.returncode == 0, f"{arguments}: {ran.stderr}"
         return ran.stdout
 

@@ -1,4 +1,5 @@
-"""Jobs started on `login` as a user starts them, by `python -m dmltrain_launch.cli`, on a test bed's hosts."""
+"""Jobs started on `login` as a user starts them, by `python -m dmltrain_launch.cli`, on a test bed's hosts; but the
+launcher is forked from a process that has imported its modules, if not said otherwise."""
 
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
 from tests.copied_tree import search_path
+from tests.forked_job import PLAIN, forked_launcher
 from tests.launch.conftest import DEADLINE, wait_for
 
 # Every way to start a job, by name: the options that choose it, and the program it needs.
@@ -60,18 +62,16 @@ class Launched:
         self,
         testbed: Testbed,
         folder: Path,
-        arguments: Sequence[object],
+        command: Sequence[str],
         environment: Mapping[str, str],
         logs: str,
-        before: Sequence[str],
     ):
         self.testbed, self.logs = testbed, folder / logs
         self._out, self._err = folder / f"{logs}.out", folder / f"{logs}.err"
         self.began = time.monotonic()
-        argv = [*before, sys.executable, "-m", "dmltrain_launch.cli", *map(str, arguments)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            self.process = testbed.start(LOGIN, argv, cwd=folder, env=environment, **streams)
+            self.process = testbed.start(LOGIN, command, cwd=folder, env=environment, **streams)
 
     @property
     def record(self) -> dict:
@@ -113,10 +113,13 @@ class Launched:
 
 
 class Front:
-    """The front door: `start` and `run` a launcher with these arguments. `before`: what stands before its command."""
+    """The front door: `start` and `run` a launcher with these arguments. `before`: what stands before its command.
+    `own`: in an interpreter of its own, not in a forked process."""
 
-    def __init__(self, testbed: Testbed, folder: Path, before: Sequence[str] = ()):
-        self.testbed, self.folder, self.before = testbed, folder, before
+    backend = PLAIN  # of that
+
+    def __init__(self, testbed: Testbed, folder: Path, before: Sequence[str] = (), own: bool = False):
+        self.testbed, self.folder, self.before, self.own = testbed, folder, before, own
         self.environment = {**os.environ, **ROOT_MAY_RUN_MPI, "PYTHONPATH": search_path()}
 
     def script(self, text: str, name: str = "program.py") -> Path:
@@ -131,7 +134,11 @@ class Front:
     def visit(self, *arguments: object, logs: str = "visit", env: Mapping[str, str] | None = None) -> Launched:
         """Anything else that the launcher does."""
         environment = {**self.environment, **(env or {})}
-        return Launched(self.testbed, self.folder, arguments, environment, logs, self.before)
+        words = list(map(str, arguments))
+        command = [sys.executable, "-m", "dmltrain_launch.cli", *words]
+        if not self.own:
+            command = forked_launcher(*words, backend=self.backend)
+        return Launched(self.testbed, self.folder, [*self.before, *command], environment, logs)
 
     def run(self, *arguments: object, **more: object) -> Result:
         return self.start(*arguments, **more).wait()

@@ -47,36 +47,31 @@ class RayCluster:
 
     def start(self) -> None:
         head = ("--head", f"--port={PORT}", f"--dashboard-port={DASHBOARD}", "--num-cpus=0", "--no-monitor")
-        argv, nowhere = self._argv(LOGIN, *head), subprocess.DEVNULL  # the daemons that it leaves hold its output
-        more = {"env": self._environment(), "capture_output": False, "stdout": nowhere, "stderr": nowhere}
         for _ in range(ATTEMPTS):
-            if self.testbed.run(LOGIN, argv, NODES_SECONDS, **more).returncode == 0:
+            if self._starts(LOGIN, *head):
                 return self.repair()
             self.testbed.sweep()
-        raise TimeoutError(f"Ray's head did not start in {ATTEMPTS} attempts: {argv}")
+        raise TimeoutError(f"Ray's head did not start in {ATTEMPTS} attempts: {head}")
 
     def repair(self) -> None:
-        """Have a living node on each host."""
-        comes = False
-        for _ in range(ATTEMPTS):
-            began = [
-                self.testbed.start(
-                    node,
-                    self._argv(node, f"--address={self.address}", "--num-cpus=2", "--num-gpus=2"),
-                    env=self._environment(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-                for node in self.nodes
-                if not any(process.name == "raylet" for process in self.testbed.processes(node))
-            ]
-            comes = comes or bool(began)
-            if not any([each.wait(NODES_SECONDS) for each in began]):
-                break
-        else:
-            raise TimeoutError(f"not all of Ray's nodes started in {ATTEMPTS} attempts")
-        if comes:
+        """Have a living node on each host. They start one after another: side by side on few cores each would be given
+        up by Ray, which allows 30 s, and be started again."""
+        words = (f"--address={self.address}", "--num-cpus=2", "--num-gpus=2")
+        lacking = [node for node in self.nodes if not self._has_raylet(node)]
+        for node in lacking:
+            if not any(self._starts(node, *words) or self._has_raylet(node) for _ in range(ATTEMPTS)):
+                raise TimeoutError(f"Ray's node {node} did not start in {ATTEMPTS} attempts")
+        if lacking:
             self._wait_living()
+
+    def _has_raylet(self, node: str) -> bool:
+        return any(process.name == "raylet" for process in self.testbed.processes(node))
+
+    def _starts(self, host: str, *words: str) -> bool:
+        """Whether `ray start` with these words succeeds."""
+        nowhere = subprocess.DEVNULL  # the daemons that it leaves hold its output
+        more = {"env": self._environment(), "capture_output": False, "stdout": nowhere, "stderr": nowhere}
+        return self.testbed.run(host, self._argv(host, *words), NODES_SECONDS, **more).returncode == 0
 
     def _wait_living(self) -> None:
         nodes = sorted(map(self.testbed.address, self.testbed.hosts))

@@ -115,23 +115,23 @@ def test_ps_lists_every_process(testbed: Testbed, front: Front, name: str):
 
 
 @pytest.mark.parametrize("launcher", first_of("running", "stopped", "killed"))
-def test_kill_ends_a_job_whatever_has_become_of_its_launcher(testbed: Testbed, front: Front, launcher: str):
-    launched = waiting_job(front, "--grace", 60)
+def test_kill_ends_a_job_whatever_has_become_of_its_launcher(testbed: Testbed, own_front: Front, launcher: str):
+    launched = waiting_job(own_front, "--grace", 60)
     if launcher == "stopped":
         os.kill(testbed.command_pid(launched.process), signal.SIGSTOP)
     elif launcher == "killed":
         launched.process.kill()
-    done = front.ask("--kill", "logs", "--grace", 1)
+    done = own_front.ask("--kill", "logs", "--grace", 1)
     assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
     assert launched.wait().code == (-signal.SIGKILL if launcher == "killed" else 128 + signal.SIGTERM)
     assert not any(process.argv[-1:] == ("program.py",) for host in ("h1", "h2") for process in testbed.processes(host))
-    front.wait_idle()
+    own_front.wait_idle()
 
 
 @pytest.mark.thorough
-def test_a_stopped_launcher_handles_a_signal_when_it_continues(testbed: Testbed, front: Front):
+def test_a_stopped_launcher_handles_a_signal_when_it_continues(testbed: Testbed, own_front: Front):
     """As a shell's `kill %1` has it after Ctrl-Z."""
-    launched = waiting_job(front)
+    launched = waiting_job(own_front)
     pid = testbed.command_pid(launched.process)
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
         os.kill(pid, number)
@@ -337,9 +337,9 @@ def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi"))
-def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Front, name: str):
+def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, own_front: Front, name: str):
     line = "x" * 99
-    launched = front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")
+    launched = own_front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")
     logs = [launched.logs / f"worker-{rank}.log" for rank in range(5)]
     try:
         large = f"10 MB of output of each; {launched.err}"
@@ -350,9 +350,9 @@ def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Fr
         launched.process.send_signal(signal.SIGINT)
     assert launched.wait().code == 130, launched.err
     assert most * 1024 < 80e6, f"{most} KiB"
-    front.wait_idle()
+    own_front.wait_idle()
     for log in logs:  # nothing is lost or mixed, whatever the rate
         lines = log.read_bytes().split(b"\n")
         assert set(lines[:-1]) == {line.encode()} and len(lines[-1]) < 100
         log.unlink()
-    (front.folder / "logs.out").unlink()
+    (own_front.folder / "logs.out").unlink()

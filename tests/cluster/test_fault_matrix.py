@@ -23,6 +23,7 @@ from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
 from tests.cluster.trial import HOSTS, ROOT, WORKERS, Outcome, Trial
+from tests.forked_job import PLAIN, forker
 from tests.tiers import tiered
 
 AT_ONCE = 4  # test beds: with more, ends come too late on two cores
@@ -42,6 +43,7 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
     made = [Testbed(f"{NAME}{os.getpid()}_{number}") for number in range(at_once)]
     for bed in made:
         beds.put(bed)
+    forker(PLAIN)  # before threads ask for it
     settings = Settings(hosts=3, share=tuple({str(ROOT), sys.prefix, sys.base_prefix, str(folder)}))
 
     def attempt(cell: Cell) -> Outcome:

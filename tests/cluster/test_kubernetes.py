@@ -16,10 +16,11 @@ import pytest
 import yaml
 
 from tests.cluster import engines
-from tests.cluster.conftest import ROOT, made_bed
+from tests.cluster.conftest import made_bed
 from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.copied_tree import search_path
+from tests.forked_job import KUBERNETES, forked
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
@@ -40,6 +41,8 @@ def kubernetes(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 class Pods(Front):
     """A front door whose jobs run in pods, as the user `user` of the cluster."""
+
+    backend = KUBERNETES
 
     def __init__(self, kubernetes: Kubernetes, folder: Path, user: str = "admin"):
         super().__init__(kubernetes.testbed, folder)
@@ -330,9 +333,8 @@ def test_a_job_lives_on_while_the_api_server_is_away(pods: Pods, kubernetes: Kub
 
 @pytest.mark.thorough
 def test_deleting_the_pods_is_a_notice_for_an_elastic_job(pods: Pods, kubernetes: Kubernetes, tmp_path: Path):
-    program = (ROOT / "examples/train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2000)
-    more = ("--save-period", 2000, "--model-prefix", tmp_path / "m")
-    job = pods.job("elastic", "-n", 2, "-s", 1, "--elastic", *program, *more)
+    words = ("--kv-store", "dist_sync", "--num-epochs", 2000, "--save-period", 2000, "--model-prefix", tmp_path / "m")
+    job = pods.job("elastic", "-n", 2, "-s", 1, "--elastic", *forked(engines.DIGITS, *words))
     job.wait_for_words("Train-accuracy", "worker-0")
     kubernetes.kubectl("delete", "job/elastic-hosts", "--wait=false")
     done = job.wait()

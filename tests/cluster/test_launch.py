@@ -36,7 +36,7 @@ with open(place + ".json", "w") as file:
 def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: Path, name: str):
     folder = tmp_path / 'it\'s $HOME; a "folder" ñ'
     folder.mkdir()
-    front = Front(testbed, folder)
+    front = Front(testbed, folder, own=True)
     script = front.script(PROGRAM, "a program.py").name
     given = {f"VALUE_{number}": value for number, value in enumerate(VALUES)}
     forwarded = {f"MXNET_{name}": value for name, value in given.items()}
@@ -75,16 +75,16 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, front: Fro
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich"))
-def test_64_processes_on_five_hosts_start_within_five_seconds(front: Front, name: str):
+def test_64_processes_on_five_hosts_start_within_five_seconds(own_front: Front, name: str):
     """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the
     machine may be busy with something else."""
     program = ["sh", "-c", 'date +%s.%N > "$0/$DMLC_ROLE-$DMLC_TASK_ID"']
     took = []
     for attempt in range(5):
-        folder = front.folder / f"started-{attempt}"
+        folder = own_front.folder / f"started-{attempt}"
         folder.mkdir()
         began = time.time()
-        done = front.run(*way(name, "h[1-5]"), "-n", 32, "-s", 31, *program, folder, logs=f"logs-{attempt}")
+        done = own_front.run(*way(name, "h[1-5]"), "-n", 32, "-s", 31, *program, folder, logs=f"logs-{attempt}")
         assert done.code == 0, done
         times = [float(path.read_text()) for path in folder.iterdir()]
         assert len(times) == 64
@@ -148,15 +148,15 @@ raise SystemExit(7 if place == "worker-1" else 0)
 
 
 @pytest.mark.parametrize("name", first_of("local", "ssh", "ssh-system", "open-mpi", "mpich", in_test=2))
-def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, front: Front, tmp_path: Path, name: str):
-    script = front.script(KEEPS_SECRETS).name
+def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, own_front: Front, tmp_path: Path, name: str):
+    script = own_front.script(KEEPS_SECRETS).name
     options = [*way(name, "h1,h2"), "-n", 2, "-s", 1, "--secret", "MY_VALUE", "--log-level", "DEBUG"]
     if name != "local":
         (tmp_path / "hosts").write_text(f"h1 env.DB_PASSWORD={PASSWORD}\nh2 env.DB_PASSWORD={PASSWORD}\n")
         options[options.index("--hosts") : options.index("--hosts") + 2] = ["-H", "hosts"]
     before = {host: key_folders(testbed, host) for host in testbed.hosts}  # those of killed jobs of other tests
-    launched = front.start(*options, "--log-file", "launcher.log", script, env={"MY_VALUE": SECRET})
-    written = wait_for(lambda: found if len(found := front.written()) == 4 else None, f"all start; {launched.err}")
+    launched = own_front.start(*options, "--log-file", "launcher.log", script, env={"MY_VALUE": SECRET})
+    written = wait_for(lambda: found if len(found := own_front.written()) == 4 else None, f"all start; {launched.err}")
     (key,) = {each["key"] for each in written.values()}
     assert len(key) >= 64
     assert {each["secret"] for each in written.values()} == {SECRET}  # the program does get it
@@ -178,8 +178,8 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, front:
     assert not unrelated
     assert not [str(each) for each in machine() if has(each, key)]
 
-    listed = front.ask("--ps", "logs", logs="ps")
-    dry = front.ask("--dry-run", *options, script, env={"MY_VALUE": SECRET}, logs="dry")
+    listed = own_front.ask("--ps", "logs", logs="ps")
+    dry = own_front.ask("--dry-run", *options, script, env={"MY_VALUE": SECRET}, logs="dry")
     assert dry.code == 0 and "MY_VALUE" in dry.out and listed.code == 0, (dry, listed)
     (tmp_path / "go").touch()
     done = launched.wait()
@@ -189,7 +189,7 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, front:
     assert {"logs.err", "job.json", "worker-1.log", "dry.out", "ps.out", "launcher.log"} <= texts.keys()
     assert not [file for file, text in texts.items() for secret in hidden if secret in text]
     assert len(launched.record["restarts"]) == 0 and launched.record["exit_code"] == 7
-    front.wait_idle()
+    own_front.wait_idle()
     left = {host: key_folders(testbed, host) - before[host] for host in testbed.hosts}
     assert not any(left.values()), f"the key's file is gone with the job, but {left}"
 
@@ -219,12 +219,14 @@ def shows_to_others(path: Path) -> bool:
 
 @pytest.mark.parametrize("name", first_of("ssh", "open-mpi"))
 @pytest.mark.parametrize("fault", ["no such program", "no such folder", "agent killed", "launcher killed"])
-def test_no_secret_is_in_the_report_of_a_failure(testbed: Testbed, front: Front, tmp_path: Path, name: str, fault: str):
-    script = front.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n").name
+def test_no_secret_is_in_the_report_of_a_failure(
+    testbed: Testbed, own_front: Front, tmp_path: Path, name: str, fault: str
+):
+    script = own_front.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n").name
     program = ["no-such-program", PART] if fault == "no such program" else [script]
     (tmp_path / "hosts").write_text(f"h1 env.API_TOKEN={PASSWORD}" + " workdir=/none" * (fault == "no such folder"))
     options = [*way(name, "h1")[:-2], "-H", "hosts", "-n", 1, "-s", 0, "--secret", "MY_VALUE", "--grace", 1]
-    launched = front.start(*options, *program, env={"MY_VALUE": PART})
+    launched = own_front.start(*options, *program, env={"MY_VALUE": PART})
     if fault.endswith("killed"):
         launched.wait_for_words("ready", "worker-0")
         (agent,) = [process for process in testbed.processes("h1") if "dmltrain-agent" in process.argv]
@@ -233,7 +235,7 @@ def test_no_secret_is_in_the_report_of_a_failure(testbed: Testbed, front: Front,
     assert done.code not in (0, None), done
     if fault == "launcher killed":
         wait_for((launched.logs / "agent-h1.log").exists, "the agent's last words")
-    front.wait_idle()
+    own_front.wait_idle()
     texts = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if shows_to_others(path)}
     assert launched.logs / "job.json" in texts
     assert not [path for path, text in texts.items() if PART in text or PASSWORD in text or "Traceback" in text]

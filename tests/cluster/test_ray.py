@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked_job
 from tests.cluster import engines
 from tests.cluster.conftest import made_bed
 from tests.cluster.launching import Front, Launched
@@ -51,9 +52,13 @@ def ray(_cluster: RayCluster) -> Iterator[RayCluster]:
     engines.wait_gone(_cluster.testbed, _cluster.left)
 
 
+class RayFront(Front):
+    backend = forked_job.RAY
+
+
 @pytest.fixture
 def front(ray: RayCluster, tmp_path: Path) -> Front:
-    return Front(ray.testbed, tmp_path)
+    return RayFront(ray.testbed, tmp_path)
 
 
 def end_jobs(ray: RayCluster) -> None:
@@ -126,7 +131,7 @@ def test_another_version_than_the_clusters_is_named(ray: RayCluster, tmp_path: P
     say = [sys.executable, "-c", OTHER_VERSION, ray.address]
     ray.on(LOGIN, [*say, "2.7.1"])
     try:
-        done = Front(ray.testbed, tmp_path).run(*RAY, "-n", 1, "true")
+        done = RayFront(ray.testbed, tmp_path).run(*RAY, "-n", 1, "true")
     finally:
         ray.on(LOGIN, [*say, ""])
     assert done.code == 2 and "has Ray 2.7.1 and Python 3." in done.err, done
@@ -141,7 +146,7 @@ def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray:
     where = ("--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{search_path()}"}}}}')
     printed = ray.job("submit", *where, "--", sys.executable, "-m", "dmltrain_launch.cli", *words)
     assert "0 processes left on 1 host" in printed and "succeeded" in printed, printed
-    worker = Front(ray.testbed, tmp_path).written()["worker-0"]
+    worker = RayFront(ray.testbed, tmp_path).written()["worker-0"]
     assert "/working_dir_files/" in worker[5], "in the copy of the folder that Ray has made on its node"
     assert worker[2] == "1", "as many threads as the CPUs that Ray has reserved"
 
@@ -207,8 +212,8 @@ class Engine(engines.Engine):
         return super().start(fault, *options)
 
     def launcher(self) -> int:
-        [found] = [process for process in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in process.argv]
-        return found.pid
+        [pid] = [each.pid for each in self.testbed.processes(LOGIN) if engines.is_one(each, "dmltrain_launch.cli")]
+        return pid
 
     def cancel(self) -> None:
         (name,) = self.ray.submitted()
@@ -224,7 +229,7 @@ class Engine(engines.Engine):
 
 @pytest.fixture
 def engine(ray: RayCluster, tmp_path: Path) -> Engine:
-    return Engine(ray, Front(ray.testbed, tmp_path))
+    return Engine(ray, RayFront(ray.testbed, tmp_path))
 
 
 class TestContract(engines.Contract):

@@ -19,10 +19,10 @@ from tests.cluster.conftest import made_bed
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN
 from tests.cluster.slurm import Slurm, missing
-from tests.launch.conftest import ROOT, wait_for
+from tests.forked_job import forked
+from tests.launch.conftest import wait_for
 from tests.other_user import USER, as_user
 
-EXAMPLES = ROOT / "examples"
 SLURM = ("--launcher", "slurm", "--connect-timeout", 300)
 SHOWS = """
 import json, os
@@ -116,6 +116,7 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
 
 @pytest.mark.thorough
 def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, front: Front, engine: "Engine"):
+    engine.front.own = True  # it is gone only when salloc has seen that
     job = engine.start()
     listed = front.ask("--ps", job.logs, "--connect-timeout", 300)
     assert listed.code == 0, listed
@@ -137,7 +138,7 @@ class Engine(engines.Engine):
     options = SLURM
 
     def launcher(self) -> int:
-        found = [process for process in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in process.argv]
+        found = [each for each in self.testbed.processes(LOGIN) if engines.is_one(each, "dmltrain_launch.cli")]
         [pid] = [each.pid for each in found if "salloc" not in each.argv]
         return pid
 
@@ -334,7 +335,10 @@ if not first.exists():
 
 # -- notices -----------------------------------------------------------------------------------------------------------
 
-DIGITS = (EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2000, "--save-period", 2000)
+
+def digits(*words: object) -> list[str]:
+    fixed = ("--kv-store", "dist_sync", "--num-epochs", 2000, "--save-period", 2000, "--load-epoch", "last")
+    return forked(engines.DIGITS, *fixed, *words)
 
 
 def training(log: Path) -> bool:
@@ -353,7 +357,7 @@ def text_of(log: Path) -> str:
 def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: Slurm, tmp_path: Path, front: Front):
     of_slurm = ("--requeue", "--signal=USR1@1", "--partition=warned", "--time=60")
     options = [f"--slurm-args={each}" for each in of_slurm]
-    program = (*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", "last", "--snapshot-on-signal", 0.5)
+    program = digits("--model-prefix", tmp_path / "m", "--snapshot-on-signal", 0.5)
     asked = front.run(*SLURM, "--submit", *options, "-n", 2, "-s", 1, *program)
     assert asked.code == 0, asked
     log = tmp_path / "logs/worker-0.log"
@@ -370,7 +374,7 @@ def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: 
 @pytest.mark.thorough
 def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_path: Path, front: Front):
     """Its workers leave at Slurm's notice with a checkpoint, and its script puts it back into the queue."""
-    program = (*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", "last")
+    program = digits("--model-prefix", tmp_path / "m")
     words = map(str, (*SLURM, "-n", 2, "-s", 1, "--elastic", "--log-dir", tmp_path / "logs", *program))
     script = front.script(
         "#!/bin/sh\n#SBATCH --nodes=2 --partition=warned --time=60 --signal=USR1@1 --requeue --output=said\n"

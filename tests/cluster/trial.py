@@ -17,6 +17,7 @@ from tests.cluster.layout import LOGIN
 from tests.cluster.processes import Process, command_line, in_a_job, is_guest, namespace
 from tests.cluster.testbed import Testbed
 from tests.copied_tree import search_path
+from tests.forked_job import PLAIN, forked, forked_launcher
 from tests.scripts import executable
 
 ROOT = Path(__file__).parents[2]
@@ -110,8 +111,8 @@ class Trial:
             way = (*way, "--connect-timeout", START_SECONDS)
         fixed = ["-n", 3, "-s", 3, "-H", self.folder / "hosts", "--log-dir", self.logs]
         fixed += ["--quiet", "--log-level", "DEBUG"]
-        program = [sys.executable, PROGRAM, self.cell.phase, self.folder]
-        command = [*FIRST, sys.executable, "-m", "dmltrain_launch.cli", *way, *fixed, *program]
+        program = forked(PROGRAM, self.cell.phase, self.folder, backend=PLAIN)
+        command = [*FIRST, *forked_launcher(*way, *fixed, *program)]
         environment = dict(os.environ, PYTHONPATH=search_path(), OMP_NUM_THREADS="1")
         with open(self.said, "wb") as said:
             more = {"cwd": self.folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ FIXES = {
     "--kube-service-account NAME, of an account that has it (--dry-run prints the Role)",
 }
 NOT_FOUND, CONFLICT = 404, 409
+FILES = "KUBECONFIG"  # the names of the kubeconfig files; the client itself reads it once, when it is imported
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -196,7 +198,7 @@ def connected(context: str, namespace: str, inside: bool) -> Api:
         if inside:
             config.load_incluster_config(configuration)
         else:
-            config.load_kube_config(context=context or None, client_configuration=configuration)
+            config.load_kube_config(os.environ.get(FILES) or None, context or None, configuration)
             namespace = namespace or _namespace(config, context)
     except (config.ConfigException, OSError) as error:
         fix = "set KUBECONFIG to its file, or ask the cluster's administrators for one; --kube-context names one of it"
@@ -206,6 +208,6 @@ def connected(context: str, namespace: str, inside: bool) -> Api:
 
 
 def _namespace(config: Any, context: str) -> str:
-    every, current = config.list_kube_config_contexts()
+    every, current = config.list_kube_config_contexts(os.environ.get(FILES) or None)
     chosen = next((each for each in every if each["name"] == context), current)
     return str(chosen.get("context", {}).get("namespace") or "")
