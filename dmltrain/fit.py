@@ -42,6 +42,7 @@ from dmltrain.train import (
     loading,
     measure,
     resume,
+    show_schedule,
 )
 from dmltrain.train.board import Board, EventBoard
 from dmltrain.train.plan import Position, plan_of, schedule_of
@@ -115,6 +116,10 @@ def train(options: Options, command: str) -> None:
     try:
         if options.test_io:
             report_read_speed(options, store)
+            store.close()
+            return
+        if options.show_schedule is not None:
+            show_schedule.show(options, store)
             store.close()
             return
         run = prepare(options, store, command)
@@ -229,7 +234,7 @@ def board_of(run: Run, command: str) -> Board:
 
 def log_start(run: Run, command: str) -> None:
     """Log everything that is needed to repeat the run."""
-    from dmltrain.train import hardware
+    from dmltrain.usage import hardware
 
     options, dataset, network = run.options, run.dataset, run.network
     devices = f"{len(options.device_names)} x {options.device_names[0].partition(':')[0]}"

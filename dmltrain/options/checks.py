@@ -14,7 +14,7 @@ from dmltrain.kvstore import rules, types
 from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.optimizers import schedule
 from dmltrain.options.field import flag
-from dmltrain.options.table import Options
+from dmltrain.options.table import GROUPS, Options
 from dmltrain.options.values import Power
 
 OPTIONS = {
@@ -40,6 +40,8 @@ def checked(options: Options) -> Options:
     options = _checked_learning_rate(options)
     _check_optimizer(options)
     _check_factors(options)
+    for group in GROUPS:
+        group.check(options)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dmltrain.backends.table import BACKENDS
 from dmltrain.logs.metric import LOSSES
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import epoch_or_last, integer, number, one_of, path, several_of
 
 OWN, PARAMS = "own", "params"  # values of --save-format
@@ -14,7 +14,7 @@ SUFFIXES = " or ".join(f"{backend.capabilities.suffix} with {name}" for name, ba
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(Group):
     """See `Options`."""
 
     disp_batches: int = option("Reports", "log progress every this many batches", integer(1), 20)
