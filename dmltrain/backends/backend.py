@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +41,7 @@ class Capabilities:
     host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
     residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression
     update_on_kvstore: bool = False  # the default, without an option and an environment variable
+    lacks: Mapping[str, str] = field(default_factory=dict)  # options, by field or `field=value`, and why it lacks them
 
 
 class Settings(Protocol):
@@ -88,6 +89,12 @@ class Settings(Protocol):
     def macrobatch_size(self) -> int: ...
     @property
     def top_k(self) -> int: ...
+    @property
+    def loss(self) -> tuple[str, ...]: ...
+    @property
+    def label_smoothing(self) -> float: ...
+    @property
+    def bce_threshold(self) -> float | None: ...
 
 
 def batches_of_a_step(settings: Settings, num_workers: int) -> int:

@@ -155,6 +155,7 @@ def _check_factors(options: Options) -> None:
 def _check_backend(options: Options) -> None:
     """Raise UserError for the first option that the chosen backend does not support; the message says which do."""
     able = {name: backend.capabilities for name, backend in BACKENDS.items()}
+    _check_lacks(options, able)
     for name, wanted, offered in _needs(options):
         if wanted in offered(able[options.backend]):
             continue
@@ -163,6 +164,19 @@ def _check_backend(options: Options) -> None:
         supported = " or ".join(map(str, offered(able[options.backend])))
         fixes = ["leave it out" if name == "compile" else f"use {supported}", *others]
         raise UserError(f"{given}: --backend {options.backend} does not support this; {', or '.join(fixes)}")
+
+
+def _check_lacks(options: Options, able: dict[str, Capabilities]) -> None:
+    for lacked, reason in able[options.backend].lacks.items():
+        name, _, part = lacked.partition("=")
+        value = getattr(options, name)
+        if part in value if part else value != getattr(Options, name):
+            given = f"{flag(name)} {part}" if part else flag(name)
+            others = [f"--backend {other}" for other, can in able.items() if lacked not in can.lacks]
+            raise UserError(
+                f"{given}: --backend {options.backend} does not support this: {reason}; leave it out, or use "
+                f"{' or '.join(others)}"
+            )
 
 
 def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Collection[Any]]]]:

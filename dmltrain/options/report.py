@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.backends.table import BACKENDS
-from dmltrain.logs.metric import LOSSES
+from dmltrain.logs.metric import BCE, LOSSES
 from dmltrain.options.field import Group, option
 from dmltrain.options.values import epoch_or_last, integer, number, one_of, path, several_of
 
@@ -20,7 +20,12 @@ class ReportOptions(Group):
     disp_batches: int = option("Reports", "log progress every this many batches", integer(1), 20)
     top_k: int = option("Reports", "also report the top-k accuracy for this k; 0: off", integer(0), 0)
     loss: tuple[str, ...] = option(
-        "Reports", f"also report these losses: {', '.join(LOSSES)}", several_of("loss", LOSSES), (), metavar="NAME,NAME"
+        "Reports",
+        f"also report these losses: {', '.join(LOSSES)}; {BCE}: train with the binary cross-entropy, the mean over all "
+        "classes, and report the usual losses",
+        several_of("loss", (*LOSSES, BCE)),
+        (),
+        metavar="NAME,NAME",
     )
     monitor: int = option(
         "Reports",

@@ -14,6 +14,7 @@ from dmltrain.options.fine_tuning import FineTuningOptions
 from dmltrain.options.images import ImageOptions
 from dmltrain.options.learning_rate import LearningRateOptions
 from dmltrain.options.network import NetworkOptions
+from dmltrain.options.recipe import RecipeOptions
 from dmltrain.options.report import ReportOptions
 from dmltrain.options.training import TrainingOptions
 
@@ -25,6 +26,7 @@ class Options(
     FineTuningOptions,
     DistributionOptions,
     DeviceOptions,
+    RecipeOptions,
     LearningRateOptions,
     TrainingOptions,
     ImageOptions,

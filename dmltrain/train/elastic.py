@@ -27,7 +27,13 @@ from dmltrain.train.run import Run
 
 # These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
 OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
-OPS = ("shuffle", "save_period", "skip_broken", "snapshot_on_signal")  # options of other groups that must be equal
+OPS = (
+    "shuffle",
+    "save_period",
+    "skip_broken",
+    "snapshot_on_signal",
+    "loss",
+)  # options of other groups that must be equal
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 

@@ -58,6 +58,39 @@ def test_steps_are_those_of_a_plain_loop():
     assert_close(made, plain, 1e-4)
 
 
+def binary(logits, targets):
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / 10
+
+
+def one_hot(labels, on=1.0, off=0.0):
+    return torch.nn.functional.one_hot(labels, 10) * (on - off) + off
+
+
+LOSSES = {  # of the sum over a batch with 10 classes; the targets are those of timm's BinaryCrossEntropy
+    "--label-smoothing 0.1": lambda logits, labels: torch.nn.functional.cross_entropy(
+        logits, one_hot(labels, 0.91, 0.01), reduction="sum"
+    ),
+    "--loss bce": lambda logits, labels: binary(logits, one_hot(labels)),
+    "--loss ce,bce --label-smoothing 0.2": lambda logits, labels: binary(logits, one_hot(labels, 0.82, 0.02)),
+    "--loss bce --label-smoothing 0.2 --bce-threshold 0.01": lambda logits, labels: binary(
+        logits, one_hot(labels, 1, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("line", LOSSES)
+def test_losses_are_those_of_torchs_functions_and_the_cross_entropy_is_reported(line):
+    made, plain = make(line=f"--mom 0 --wd 0 {line}"), make()
+    module, (images, labels) = plain.replicas.modules[0], batch()
+    logits, expected = module(torch.from_numpy(images)), torch.from_numpy(labels)
+    (LOSSES[line](logits, expected) / 20).backward()
+    torch.optim.SGD(module.parameters(), lr=0.5).step()
+    made.train_step(images, labels, total=20, learning_rate=0.5)
+    assert_close(made, plain, 1e-6)
+    cross_entropy = torch.nn.functional.cross_entropy(logits, expected, reduction="sum").item()
+    assert made.take_sums().cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
+
+
 def test_the_seed_of_a_step_is_the_same_in_every_version():
     make().seed(1, 2, 3)
     assert torch.initial_seed() == 5014325815932447471

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
 
 
+LOSS = "its loss is gluon's cross-entropy of whole labels"
+
+
 class MXNetBackend:
     """There is no float16, because the trainer does not scale the loss, and no compilation, because a network always is
     one graph. ps-lite has TCP and 2-bit compression only, and no bounded staleness."""
@@ -29,6 +32,7 @@ class MXNetBackend:
         transports=("auto", "tcp"),
         suffix=".npz",
         update_on_kvstore=True,
+        lacks={"label_smoothing": LOSS, "bce_threshold": LOSS, "loss=bce": LOSS},
     )
 
     def load(self) -> None:
