@@ -342,22 +342,24 @@ def agree(logs: list[Log]) -> bool:
     return all(each == found[0] for each in found) and found[0][1] != []
 
 
+RECIPE = ["--lr-policy", "cosine", "--warmup-epochs", 1, "--label-smoothing", 0.1, "--clip-gradient-norm", 0.3]
 SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "words"),
+    ("backend", "words", "recipe"),
     [
-        ("torch", []),
+        ("torch", [], []),
+        ("torch", [], RECIPE),
         # make test has test_mxnet_kvstore.py
-        pytest.param("mxnet", ["--update-on-kvstore", 0], marks=pytest.mark.thorough),
-        pytest.param("mxnet", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
+        pytest.param("mxnet", ["--update-on-kvstore", 0], [], marks=pytest.mark.thorough),
+        pytest.param("mxnet", ["--update-on-kvstore", 1], [], marks=pytest.mark.thorough),
     ],
 )
-def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(tmp_path, run, backend, words):
+def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(tmp_path, run, backend, words, recipe):
     """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
     installed(backend)
-    common = ["--backend", backend, "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05]
+    common = ["--backend", backend, "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05, *recipe]
     sync = [*common, "--kv-store", "dist_sync", "--batch-size", 32, *words]
     sync += ["--model-prefix", tmp_path / "m", "--load-epoch", "last"]  # there is none yet
     first = finished(tmp_path / "first", 2, 2, *sync)

@@ -189,6 +189,10 @@ def test_devices(text, names):
         ("--lr-policy cosine --min-lr 0.5 --lr 0.1", ["--min-lr 0.5", "above --lr 0.1"]),
         ("--lr-policy onecycle --warmup-epochs 2", ["--warmup-epochs", "--lr-peak", "--warmup-lr"]),
         ("--lr-policy onecycle --lr-peak 2", ["--lr-peak 2", "from 0 to 1"]),
+        ("--clip-gradient-norm 0", ["--clip-gradient-norm", "'0'", "above 0"]),
+        ("--backend mxnet --clip-gradient-norm 1", ["--clip-gradient-norm", "no step between", "--backend torch"]),
+        ("--no-wd-on gammas", ["--no-wd-on", "gammas", "biases, norms"]),
+        ("--backend mxnet --optimizer muon", ["--optimizer muon", "--backend torch"]),
         ("--label-smoothing 1", ["--label-smoothing 1", "below 1"]),
         ("--bce-threshold 0.2", ["--bce-threshold", "needs --loss bce"]),
         ("--backend mxnet --label-smoothing 0.1", ["--label-smoothing", "gluon's cross-entropy", "--backend torch"]),
@@ -254,7 +258,7 @@ def test_a_programs_default_of_top_k_needs_more_classes():
 
 @pytest.mark.parametrize("name", ["train_digits.py", pytest.param("score.py", marks=pytest.mark.thorough)])
 def test_a_program_answers_for_each_command_line(tmp_path, name):
-    lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--no"]]
+    lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--not"]]
     (tmp_path / "lines.json").write_text(json.dumps(lines))
     command = [sys.executable, ROOT / "examples" / name]
     variables = env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=search_path())
@@ -264,7 +268,7 @@ def test_a_program_answers_for_each_command_line(tmp_path, name):
     good, *wrong = json.loads(done.stdout.removeprefix("DMLTRAIN_CHECK "))
     assert good["error"] is None and good["options"]["lr"] == 0.25 and good["distributed"] is False
     assert good["parameters"] > 1000
-    expected = ("'fast' is not a number", "no resnet of 9 layers", "--help only prints", "unknown option --no")
+    expected = ("'fast' is not a number", "no resnet of 9 layers", "--help only prints", "unknown option --not")
     assert all(text in each["error"] for text, each in zip(expected, wrong, strict=True))
     assert [path.name for path in tmp_path.iterdir()] == ["lines.json"]
 

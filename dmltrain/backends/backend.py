@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.env import Environment
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.layers import Network
+from dmltrain.layers import Network, Parameter
 from dmltrain.logs.metric import Sums
 
 if TYPE_CHECKING:
@@ -44,7 +44,24 @@ class Capabilities:
     lacks: Mapping[str, str] = field(default_factory=dict)  # options, by field or `field=value`, and why it lacks them
 
 
-class Settings(Protocol):
+class RecipeSettings(Protocol):
+    """Those of the group Recipes, and --loss."""
+
+    @property
+    def loss(self) -> tuple[str, ...]: ...
+    @property
+    def label_smoothing(self) -> float: ...
+    @property
+    def bce_threshold(self) -> float | None: ...
+    @property
+    def clip_gradient_norm(self) -> float | None: ...
+    @property
+    def clip_gradient_value(self) -> float | None: ...
+    @property
+    def no_wd_on(self) -> tuple[str, ...]: ...
+
+
+class Settings(RecipeSettings, Protocol):
     """The options that a trainer reads; the command line's Options implement it."""
 
     @property
@@ -89,12 +106,6 @@ class Settings(Protocol):
     def macrobatch_size(self) -> int: ...
     @property
     def top_k(self) -> int: ...
-    @property
-    def loss(self) -> tuple[str, ...]: ...
-    @property
-    def label_smoothing(self) -> float: ...
-    @property
-    def bce_threshold(self) -> float | None: ...
 
 
 def batches_of_a_step(settings: Settings, num_workers: int) -> int:
@@ -106,6 +117,17 @@ def samples_of_a_step(settings: Settings, store: KVStore) -> int:
     """Of one batch of each worker that takes part. As in MXNet's programs, --gc-threshold applies to the sum over a
     step's samples; their mean would hardly ever reach it."""
     return settings.batch_size * (store.num_workers if store.kvstore_type.steps_together else 1)
+
+
+WITHOUT_DECAY = {"norms": ("gamma", "beta"), "biases": ("bias",)}  # --no-wd-on -> the kinds of arrays
+
+
+def decayed(network: Network, settings: Settings) -> list[Parameter]:
+    """The network's learned arrays, with the weight decay that the settings leave them."""
+    spared = {kind for name in settings.no_wd_on for kind in WITHOUT_DECAY[name]}
+    return [
+        replace(parameter, wd_mult=0.0) if parameter.kind in spared else parameter for parameter in network.parameters()
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""The options of the group Recipes: the loss of today's training recipes."""
+"""The options of the group Recipes: what today's training recipes added to those of MXNet and Caffe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dmltrain.backends.backend import WITHOUT_DECAY
 from dmltrain.base.errors import UserError
 from dmltrain.logs.metric import BCE
 from dmltrain.options.field import Group, flag, option
-from dmltrain.options.values import number
+from dmltrain.options.values import number, several_of
 
 if TYPE_CHECKING:
     from dmltrain.options.table import Options
@@ -34,6 +35,27 @@ class RecipeOptions(Group):
         f"--loss {BCE}: a class whose target is above this counts as 1, any other as 0 (default: targets as they are)",
         number(0.0),
         metavar="TARGET",
+    )
+
+    clip_gradient_norm: float | None = option(
+        GROUP,
+        "scale gradients down to this norm over all weights if theirs is larger: the mean gradient of all workers, or "
+        "each worker's own where servers or a worker alone make the steps",
+        number(0.0, above=True),
+        metavar="NORM",
+    )
+    clip_gradient_value: float | None = option(
+        GROUP,
+        "limit each number of these gradients to this, in both directions; before --clip-gradient-norm",
+        number(0.0, above=True),
+        metavar="VALUE",
+    )
+    no_wd_on: tuple[str, ...] = option(
+        GROUP,
+        "kinds of weights without weight decay, whatever the network says: norms, biases",
+        several_of("kind of weights", WITHOUT_DECAY),
+        (),
+        metavar="KIND,KIND",
     )
 
     @staticmethod

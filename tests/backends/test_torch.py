@@ -58,6 +58,63 @@ def test_steps_are_those_of_a_plain_loop():
     assert_close(made, plain, 1e-4)
 
 
+CLIPS = {  # options -> what torch's functions do to the gradients of a model
+    "--clip-gradient-norm 0.1": lambda module: torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1),
+    "--clip-gradient-norm 1e9": lambda module: None,
+    "--clip-gradient-value 0.001": lambda module: torch.nn.utils.clip_grad_value_(module.parameters(), 0.001),
+    "--clip-gradient-value 0.001 --clip-gradient-norm 0.02": lambda module: (
+        torch.nn.utils.clip_grad_value_(module.parameters(), 0.001),
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.02),
+    ),
+}
+
+
+def clipped_steps(module, line, shares=(1.0,)):
+    """Steps with the mean over the samples of two batches, as torch makes them, times the sum of these shares."""
+    sgd = torch.optim.SGD(module.parameters(), lr=0.5)
+    for step in range(2):
+        sgd.zero_grad()
+        for number in range(2):
+            images, labels = batch(seed=2 * step + number)
+            logits = module(torch.from_numpy(images))
+            (torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum") / 32).backward()
+        CLIPS[line](module)
+        for parameter in module.parameters():
+            parameter.grad *= sum(shares)
+        sgd.step()
+
+
+def steps_of_two_batches(made, total):
+    for step in range(2):
+        made.accumulate(*batch(seed=2 * step), total)
+        made.train_step(*batch(seed=2 * step + 1), total, 0.5)
+    made.synchronize()
+
+
+@pytest.mark.parametrize("line", CLIPS)
+def test_gradients_are_clipped_as_by_torch_also_where_the_loss_is_scaled(line):
+    made, plain = make(line=f"--mom 0 --wd 0 {line}"), make()
+    scaled, first = make(line=f"--mom 0 --wd 0 --dtype float16 {line}"), arrays(plain)
+    clipped_steps(plain.replicas.modules[0], line)
+    steps_of_two_batches(made, 32)
+    assert_close(made, plain, 1e-6)
+    scaled._scale.value.fill_(128.0)  # the usual first scale overflows here
+    steps_of_two_batches(scaled, 32)
+    for name, expected in arrays(plain).items():
+        assert (arrays(scaled)[name] - expected).norm() < 0.02 * (expected - first[name]).norm()
+
+
+@pytest.mark.parametrize("kind, total, shares", [("dist_sync", 64, (0.5, 1.0)), ("dist_async", 32, (1.0, 2.0))])
+def test_steps_on_servers_have_each_workers_own_gradient_clipped(kind, total, shares):
+    """The second worker pushes twice what the first does: of a mean over 64 samples, or of its own 32."""
+    line = "--clip-gradient-norm 0.1"
+    words = "--update-on-kvstore 1" if kind == "dist_sync" else ""
+    made, plain = make(line=f"--mom 0 --wd 0 {line} {words}", store=ServedStore(kind)), make()
+    clipped_steps(plain.replicas.modules[0], line, shares)
+    steps_of_two_batches(made, total)
+    assert_close(made, plain, 1e-6)
+
+
 def binary(logits, targets):
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / 10
 
@@ -73,7 +130,7 @@ LOSSES = {  # of the sum over a batch with 10 classes; the targets are those of 
     "--loss bce": lambda logits, labels: binary(logits, one_hot(labels)),
     "--loss ce,bce --label-smoothing 0.2": lambda logits, labels: binary(logits, one_hot(labels, 0.82, 0.02)),
     "--loss bce --label-smoothing 0.2 --bce-threshold 0.01": lambda logits, labels: binary(
-        logits, one_hot(labels, 1, 1)
+        logits, one_hot(labels, 1.0, 1.0)
     ),
 }
 

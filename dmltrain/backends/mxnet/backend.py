@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 LOSS = "its loss is gluon's cross-entropy of whole labels"
+CLIP = "its gradients go from backward to the kvstore, and there is no step between them"
 
 
 class MXNetBackend:
@@ -32,7 +33,13 @@ class MXNetBackend:
         transports=("auto", "tcp"),
         suffix=".npz",
         update_on_kvstore=True,
-        lacks={"label_smoothing": LOSS, "bce_threshold": LOSS, "loss=bce": LOSS},
+        lacks={
+            "label_smoothing": LOSS,
+            "bce_threshold": LOSS,
+            "loss=bce": LOSS,
+            "clip_gradient_norm": CLIP,
+            "clip_gradient_value": CLIP,
+        },
     )
 
     def load(self) -> None:

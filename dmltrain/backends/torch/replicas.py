@@ -15,7 +15,7 @@ from dmltrain.backends.device import gpu_index
 from dmltrain.backends.replicas import METRICS, Replicas
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
-from dmltrain.backends.torch.objective import Objective
+from dmltrain.backends.torch.recipe import Objective
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
@@ -74,16 +74,13 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
                 outputs = self._forwards[index](images)
             logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
             loss = self._loss(logits, labels) if train else functional.cross_entropy(logits, labels, reduction="sum")
-            self.sums[index] += count(logits.detach(), labels, self._reported(loss, logits, labels, train), self.top_k)
+            reported = loss.detach()
+            if train and not self._loss.is_cross_entropy:
+                reported = functional.cross_entropy(logits.detach(), labels, reduction="sum")
+            self.sums[index] += count(logits.detach(), labels, reported, self.top_k)
             for weight, others in zip(self.auxiliary_weights, auxiliary, strict=False):  # none in evaluation
                 loss = loss + weight * self._loss(others, labels)
         return loss
-
-    def _reported(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
-        """The cross-entropy, of which `loss` is another form only in training."""
-        if self._loss.is_cross_entropy or not train:
-            return loss.detach()
-        return functional.cross_entropy(logits.detach(), labels, reduction="sum")
 
     def no_loss(self, index: int, left_out: Collection[nn.Parameter]) -> torch.Tensor:
         """The loss of a device without samples, which takes part in the step all the same: 0, with a gradient of zeros
