@@ -162,6 +162,8 @@ def train_epochs(run: Run) -> None:
         loading.check_broken(run.dataset, run.store, run.log)
         epoch_cost.report(run, epoch, cost)
     run.log.info("Final weights sha256=%s", run.trainer.digest())
+    if run.trainer.average and (digest := run.trainer.average.digest()):
+        run.log.info("Their average sha256=%s", digest)
 
 
 def update_on_kvstore(options: Options) -> int:

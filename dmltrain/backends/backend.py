@@ -59,6 +59,10 @@ class RecipeSettings(Protocol):
     def clip_gradient_value(self) -> float | None: ...
     @property
     def no_wd_on(self) -> tuple[str, ...]: ...
+    @property
+    def ema_decay(self) -> float | None: ...
+    @property
+    def swa_from(self) -> int | None: ...
 
 
 class Settings(RecipeSettings, Protocol):
@@ -152,8 +156,24 @@ class Pace(Protocol):
         """The computation is complete on the device."""
 
 
+class Average(Protocol):
+    """An average of a network's weights. `Trainer.evaluate` adds its metrics, too."""
+
+    def end_epoch(self, epochs: int) -> None:
+        """So many whole epochs are trained, and all workers have the same weights."""
+
+    def take_sums(self) -> Sums | None:
+        """As Trainer's; None if there is no average yet."""
+
+    def digest(self) -> str:
+        """As Trainer's; "" if there is no average yet."""
+
+
 class Trainer(Protocol):
     """One worker's network on its devices, connected to the other workers by a kvstore."""
+
+    @property
+    def average(self) -> Average | None: ...  # None unless --ema-decay or --swa-from asks for one
 
     pace: Pace | None  # None at first; with a Pace the trainer waits for its devices
 

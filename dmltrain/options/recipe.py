@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from dmltrain.backends.backend import WITHOUT_DECAY
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore import types
 from dmltrain.logs.metric import BCE
 from dmltrain.options.field import Group, flag, option
-from dmltrain.options.values import number, several_of
+from dmltrain.options.values import integer, number, several_of
 
 if TYPE_CHECKING:
     from dmltrain.options.table import Options
@@ -58,9 +59,38 @@ class RecipeOptions(Group):
         metavar="KIND,KIND",
     )
 
+    ema_decay: float | None = option(
+        GROUP,
+        "also keep an exponential average of the weights, whose part that stays in each step is this, below 1; it is "
+        "validated after each epoch, and saved in the checkpoints",
+        number(0.0),
+        metavar="DECAY",
+    )
+    swa_from: int | None = option(
+        GROUP,
+        "also keep the mean of the weights after this epoch and each later one, counted from 1; validated and saved as "
+        "with --ema-decay",
+        integer(1),
+        metavar="EPOCH",
+    )
+
     @staticmethod
     def check(options: Options) -> None:
         if options.label_smoothing >= 1.0:
             raise UserError(f"--label-smoothing {options.label_smoothing:g}: expected a share below 1")
         if options.bce_threshold is not None and BCE not in options.loss:
             raise UserError(f"{flag('bce_threshold')} needs --loss {BCE}: it is about the targets of that loss")
+        _check_average(options)
+
+
+def _check_average(options: Options) -> None:
+    if options.ema_decay is not None and options.swa_from is not None:
+        raise UserError("--ema-decay and --swa-from exclude each other: a run keeps one average; give one of them")
+    if (options.ema_decay or 0.0) >= 1.0:
+        raise UserError(f"--ema-decay {options.ema_decay:g}: expected a number below 1")
+    kind = types.find(options.kv_store)
+    if options.ema_decay is not None and kind.distributed and not kind.steps_together:
+        raise UserError(
+            f"--ema-decay: with --kv-store {options.kv_store} the workers' weights differ between two steps, so there "
+            "is no one average of them: use --kv-store dist_sync, or --swa-from, which averages at the ends of epochs"
+        )

@@ -76,6 +76,8 @@ def _of_rules(options: Options) -> Iterator[str]:
     """Options that exclude the launcher's --rule."""
     if options.backend != "torch":
         yield f"--rule: ps-lite, of --backend {options.backend}, cannot change its kvstore; use --backend torch"
+    elif options.ema_decay is not None:
+        yield "--rule: --ema-decay needs steps of all workers together, which a rule may end; use --swa-from"
     elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore)):
         yield why
 

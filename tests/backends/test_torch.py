@@ -35,6 +35,47 @@ def assert_close(found: backend.TorchTrainer, expected: backend.TorchTrainer, re
         torch.testing.assert_close(arrays(found)[name], value, rtol=relative, atol=relative)
 
 
+# -- averages of weights ----------------------------------------------------------------------------------------------
+
+
+def averaged(line, function):
+    """A trainer after five steps, each the end of an epoch, and torch's average of its weights and statistics."""
+    made = make(RESNET, line)
+    module = made.replicas.modules[0]
+    expected = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=function, use_buffers=True)
+    if function:
+        expected.update_parameters(module)
+    for step in range(5):
+        made.train_step(*batch(RESNET, seed=step), 16, 0.05)
+        made.average.end_epoch(step + 1)
+        if function or step >= 2:
+            expected.update_parameters(module)
+    return made, expected.module
+
+
+@pytest.mark.parametrize(
+    "line, function",
+    [("--ema-decay 0.75", torch.optim.swa_utils.get_ema_multi_avg_fn(0.75)), ("--swa-from 3", None)],
+)
+def test_averages_are_torchs_are_evaluated_and_continue_bit_for_bit(line, function):
+    made, expected = averaged(line, function)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(made.replicas.average.module.state_dict()[name], value, rtol=1e-6, atol=1e-7)
+    images, labels = batch(RESNET, seed=9)
+    made.take_sums()
+    made.evaluate(images, labels)
+    logits = expected.eval()(torch.from_numpy(images))
+    cross_entropy = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum").item()
+    assert made.average.take_sums().cross_entropy == pytest.approx(cross_entropy, rel=1e-4)
+    assert made.take_sums().cross_entropy != pytest.approx(cross_entropy, rel=1e-3)
+    again = make(RESNET, line, state=torch_state.decode(torch_state.encode({"state": made.state()}))["state"])
+    for each in (made, again):
+        each.train_step(*batch(RESNET, seed=6), 16, 0.05)
+        each.average.end_epoch(5)  # again, as a member does that joins at the end of the epoch
+        each.average.end_epoch(6)
+    assert made.average.digest() == again.average.digest() != made.digest()
+
+
 # -- a step -----------------------------------------------------------------------------------------------------------
 
 

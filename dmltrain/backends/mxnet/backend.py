@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOSS = "its loss is gluon's cross-entropy of whole labels"
 CLIP = "its gradients go from backward to the kvstore, and there is no step between them"
+AVERAGE = "its trainer keeps one copy of the weights on each device, and none of an average"
 
 
 class MXNetBackend:
@@ -39,6 +40,8 @@ class MXNetBackend:
             "loss=bce": LOSS,
             "clip_gradient_norm": CLIP,
             "clip_gradient_value": CLIP,
+            "ema_decay": AVERAGE,
+            "swa_from": AVERAGE,
         },
     )
 

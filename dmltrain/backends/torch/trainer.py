@@ -50,6 +50,7 @@ class TorchTrainer(TrainerOfReplicas):
     ) -> None:
         self.replicas = TorchReplicas(network, settings, normalisation, state["model"] if state else None)
         super().__init__(self.replicas)
+        self.average = self.replicas.average
         self._is_single = len(self.replicas.modules) == 1  # else they are summed before the push
         self._scale: LossScale | None = None
         self._clipping = Clipping(settings, store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)))
@@ -122,8 +123,15 @@ class TorchTrainer(TrainerOfReplicas):
                 self._optimizer.reduce_gradients()
             self._clipping(self.replicas.modules[0].parameters(), scale)
         self._optimizer.step()
+        self._average(self._optimizer.committed)
         self.reach("end", self.replicas.wait)
         return self._optimizer.committed
+
+    def _average(self, committed: Array | None) -> None:
+        """Follow the step, unless it had no samples, or the state after it came from another member."""
+        if self.replicas.average and (committed is None or committed[0]):
+            self._optimizer.settle()
+            self.replicas.average.after_step()
 
     def accumulate(self, images: Array, labels: Array, total: int) -> None:
         self.reach("begin")
