@@ -42,6 +42,7 @@ from dmltrain.train import (
     loading,
     measure,
     resume,
+    show_schedule,
 )
 from dmltrain.train.board import Board, EventBoard
 from dmltrain.train.plan import Position, plan_of, schedule_of
@@ -117,6 +118,10 @@ def train(options: Options, command: str) -> None:
             report_read_speed(options, store)
             store.close()
             return
+        if options.show_schedule is not None:
+            show_schedule.show(options, store)
+            store.close()
+            return
         run = prepare(options, store, command)
         malloc_tuning.keep_freed_memory()
         elastic.train(run, train_epochs)
@@ -157,6 +162,8 @@ def train_epochs(run: Run) -> None:
         loading.check_broken(run.dataset, run.store, run.log)
         epoch_cost.report(run, epoch, cost)
     run.log.info("Final weights sha256=%s", run.trainer.digest())
+    if run.trainer.average and (digest := run.trainer.average.digest()):
+        run.log.info("Their average sha256=%s", digest)
 
 
 def update_on_kvstore(options: Options) -> int:
@@ -229,7 +236,7 @@ def board_of(run: Run, command: str) -> Board:
 
 def log_start(run: Run, command: str) -> None:
     """Log everything that is needed to repeat the run."""
-    from dmltrain.train import hardware
+    from dmltrain.usage import hardware
 
     options, dataset, network = run.options, run.dataset, run.network
     devices = f"{len(options.device_names)} x {options.device_names[0].partition(':')[0]}"

@@ -91,7 +91,7 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     state = {"model": weights.fitting(trained.source, trained.weights, network, names)}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     began = time.perf_counter()
-    sums = evaluation.evaluate(
+    sums, _ = evaluation.evaluate(
         trainer,
         dataset.validation,
         store,

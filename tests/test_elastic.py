@@ -249,6 +249,7 @@ WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares
 BY_TIME = "--snapshot-on-signal 5 --model-prefix m"
 REFUSED = {
     **{words: NOT_WITH.format(words) for words in WHOLE},
+    "--show-schedule": NOT_WITH.format("--show-schedule"),
     f"{BY_TIME} --audit there": NOT_WITH.format("--snapshot-on-signal and --audit or --replay"),
     "--kv-store dist_local": NEEDS.format("dist_local"),
     "--kv-store local": NEEDS.format("local"),

@@ -42,8 +42,8 @@ class Log:
         """The values of `Epoch[k] name=value` of one worker, in order."""
         return re.findall(rf"Node\[{node}\] Epoch\[\d+\] {re.escape(name)}=(\S+)", self.text)
 
-    def digest(self, node: int = 0) -> str:
-        return re.search(rf"Node\[{node}\] Final weights sha256=([0-9a-f]{{64}})", self.text)[1]
+    def digest(self, node: int = 0, of: str = "Final weights") -> str:
+        return re.search(rf"Node\[{node}\] {of} sha256=([0-9a-f]{{64}})", self.text)[1]
 
     def results(self, node: int = 0) -> list[tuple[str, ...]]:
         """All that two equal runs have in common: metrics with their epochs and batches, and the last digest."""
@@ -342,22 +342,25 @@ def agree(logs: list[Log]) -> bool:
     return all(each == found[0] for each in found) and found[0][1] != []
 
 
+RECIPE = ["--lr-policy", "cosine", "--warmup-epochs", 1, "--label-smoothing", 0.1, "--clip-gradient-norm", 0.3]
+RECIPE += ["--ema-decay", 0.9]
 SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "words"),
+    ("backend", "words", "recipe"),
     [
-        ("torch", []),
+        ("torch", [], []),
+        ("torch", [], RECIPE),
         # make test has test_mxnet_kvstore.py
-        pytest.param("mxnet", ["--update-on-kvstore", 0], marks=pytest.mark.thorough),
-        pytest.param("mxnet", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
+        pytest.param("mxnet", ["--update-on-kvstore", 0], [], marks=pytest.mark.thorough),
+        pytest.param("mxnet", ["--update-on-kvstore", 1], [], marks=pytest.mark.thorough),
     ],
 )
-def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(tmp_path, run, backend, words):
+def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(tmp_path, run, backend, words, recipe):
     """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
     installed(backend)
-    common = ["--backend", backend, "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05]
+    common = ["--backend", backend, "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05, *recipe]
     sync = [*common, "--kv-store", "dist_sync", "--batch-size", 32, *words]
     sync += ["--model-prefix", tmp_path / "m", "--load-epoch", "last"]  # there is none yet
     first = finished(tmp_path / "first", 2, 2, *sync)
@@ -378,6 +381,10 @@ def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(
     assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
     for rank in (0, 1):
         assert resumed[rank].results(rank) == later(first[rank].results(rank), 2)
+    averages = {
+        log.digest(rank, "Their average") for logs in (first, resumed) for rank, log in enumerate(logs) if recipe
+    }
+    assert len(averages) == len(first[0].values("Validation-average-accuracy")) / 3
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:

@@ -1,5 +1,5 @@
-"""A network, data set, format of images, optimizer, codec, log dialect, section of the page, format of results or kind
-of plot is one file and one row: here is one of each, in a copy of the tree, and the programs use them."""
+"""A network, data set, format of images, optimizer, codec, log dialect, section of the page, format of results, kind of
+plot or group of options is one file and one row: here is one of each, in a copy of the tree, and programs use them."""
 
 import os
 import subprocess
@@ -174,6 +174,26 @@ def draw(shown, chosen):
     axes.grid(chosen.get("grid", False))
     return figure
 '''
+OPTIONS = '''"""The options of the group News."""
+
+from dataclasses import dataclass
+
+from dmltrain.base.errors import UserError
+from dmltrain.options.field import Group, option
+
+
+@dataclass(frozen=True)
+class NewOptions(Group):
+    """See `Options`."""
+
+    equal_on_members = True
+    lucky: int = option("News", "a number", int, 7)
+
+    @staticmethod
+    def check(options):
+        if options.lucky == 13:
+            raise UserError("--lucky 13 is not")
+'''
 NEW = (  # file, its content, the opening line of the table in its folder, the row
     ("models/newnet", NETWORK, "NETWORKS: dict[str, Architecture] = {", '"newnet": newnet.ARCHITECTURE'),
     ("data/newdata", DATASET, "DATASETS: dict[str, Description] = {", '"newdata": newdata.DESCRIPTION'),
@@ -200,6 +220,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, _, name = file.rpartition("/")
         table, imported = f"dmltrain/{folder}/__init__.py", f"from dmltrain.{folder.replace('/', '.')} import {name}\n"
         one_more(copy, f"dmltrain/{file}.py", content, table, f"{opening}\n", f"    {row},\n", imported)
+    bases, imported = "@dataclass(frozen=True)\nclass Options(\n", "from dmltrain.options import new\n"
+    one_more(
+        copy, "dmltrain/options/new.py", OPTIONS, "dmltrain/options/table.py", bases, "    new.NewOptions,\n", imported
+    )
     return copy
 
 
@@ -236,6 +260,15 @@ def test_they_train(tree, tmp_path, kind):
         text = (tmp_path / "worker-0.log").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + text
     assert "Epoch[7] Validation-accuracy=1.000000" in text
+
+
+def test_options_of_the_group_are_taken_checked_and_compared_between_members(tree):
+    program = (
+        "from dmltrain import options; from dmltrain.options.table import ON_MEMBERS;"
+        "print(options.parse(['--lucky', '8']).lucky, 'lucky' in ON_MEMBERS); options.parse(['--lucky', '13'])"
+    )
+    done = run(tree, "-c", program)
+    assert done.stdout == "8 True\n" and "UserError: --lucky 13 is not" in done.stderr
 
 
 def test_images_of_the_format_are_read(tree):

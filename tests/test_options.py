@@ -181,8 +181,26 @@ def test_devices(text, names):
         ("--load-epoch 3 --load-iteration 30 --model-prefix m", ["--load-epoch", "--load-iteration", "one of them"]),
         ("--snapshot 30", ["--snapshot", "--model-prefix"]),
         ("--snapshot-on-signal 5", ["--snapshot-on-signal", "--model-prefix"]),
-        ("--loss ce,hinge", ["--loss", "hinge", "ce, nll, nll_loss"]),
-        ("--lr-policy cosine", ["--lr-policy", "cosine", ", ".join(sorted(schedule.POLICIES))]),
+        ("--loss ce,hinge", ["--loss", "hinge", "bce, ce, nll, nll_loss"]),
+        ("--lr-policy cosin", ["--lr-policy", "cosin", ", ".join(sorted(schedule.POLICIES))]),
+        ("--min-lr 0.01", ["--min-lr", "--lr-policy multistep", "use poly, pow, cosine, linear, onecycle"]),
+        ("--lr-policy linear --lr-restart-epochs 3", ["--lr-restart-epochs", "--lr-policy linear", "use cosine"]),
+        ("--lr-policy cosine --lr-restart-factor 2", ["--lr-restart-factor", "needs --lr-restart-epochs"]),
+        ("--lr-policy cosine --min-lr 0.5 --lr 0.1", ["--min-lr 0.5", "above --lr 0.1"]),
+        ("--lr-policy onecycle --warmup-epochs 2", ["--warmup-epochs", "--lr-peak", "--warmup-lr"]),
+        ("--lr-policy onecycle --lr-peak 2", ["--lr-peak 2", "from 0 to 1"]),
+        ("--clip-gradient-norm 0", ["--clip-gradient-norm", "'0'", "above 0"]),
+        ("--backend mxnet --clip-gradient-norm 1", ["--clip-gradient-norm", "no step between", "--backend torch"]),
+        ("--ema-decay 1", ["--ema-decay 1", "below 1"]),
+        ("--ema-decay 0.9 --swa-from 3", ["--ema-decay", "--swa-from", "one average"]),
+        ("--ema-decay 0.9 --kv-store dist_async", ["--ema-decay", "dist_async", "use --kv-store dist_sync, or --swa"]),
+        ("--swa-from 2 --backend mxnet", ["--swa-from", "one copy of the weights", "--backend torch"]),
+        ("--no-wd-on gammas", ["--no-wd-on", "gammas", "biases, norms"]),
+        ("--backend mxnet --optimizer muon", ["--optimizer muon", "--backend torch"]),
+        ("--label-smoothing 1", ["--label-smoothing 1", "below 1"]),
+        ("--bce-threshold 0.2", ["--bce-threshold", "needs --loss bce"]),
+        ("--backend mxnet --label-smoothing 0.1", ["--label-smoothing", "gluon's cross-entropy", "--backend torch"]),
+        ("--backend mxnet --loss ce,bce", ["--loss bce", "gluon's cross-entropy", "--backend torch"]),
         ("--lr-policy poly", ["--lr-policy poly", "needs --lr-power", "(1 - t / total) ^ power"]),
         ("--lr-policy inv --lr-power 1", ["--lr-policy inv", "needs --lr-factor"]),
         ("--lr-policy step", ["--lr-policy step", "one number", "not 200,250"]),
@@ -244,7 +262,7 @@ def test_a_programs_default_of_top_k_needs_more_classes():
 
 @pytest.mark.parametrize("name", ["train_digits.py", pytest.param("score.py", marks=pytest.mark.thorough)])
 def test_a_program_answers_for_each_command_line(tmp_path, name):
-    lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--no"]]
+    lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--not"]]
     (tmp_path / "lines.json").write_text(json.dumps(lines))
     command = [sys.executable, ROOT / "examples" / name]
     variables = env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=search_path())
@@ -254,7 +272,7 @@ def test_a_program_answers_for_each_command_line(tmp_path, name):
     good, *wrong = json.loads(done.stdout.removeprefix("DMLTRAIN_CHECK "))
     assert good["error"] is None and good["options"]["lr"] == 0.25 and good["distributed"] is False
     assert good["parameters"] > 1000
-    expected = ("'fast' is not a number", "no resnet of 9 layers", "--help only prints", "unknown option --no")
+    expected = ("'fast' is not a number", "no resnet of 9 layers", "--help only prints", "unknown option --not")
     assert all(text in each["error"] for text, each in zip(expected, wrong, strict=True))
     assert [path.name for path in tmp_path.iterdir()] == ["lines.json"]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dmltrain import options
+from dmltrain import fit, options
 from dmltrain.optimizers.schedule import POLICIES, Schedule
 from dmltrain.train.plan import Plan, Position, plan_of, schedule_of
 
@@ -77,8 +77,87 @@ def test_each_policy_by_epoch_changes_at_epochs_only(policy):
     assert rates(f"--lr-policy {policy} {line}") == pytest.approx(expected, rel=1e-12)
 
 
+TORCH = {  # options -> torch's scheduler with the same meaning
+    "cosine": lambda torch, made: torch.CosineAnnealingLR(made, 30),
+    "cosine --min-lr 0.02": lambda torch, made: torch.CosineAnnealingLR(made, 30, 0.02),
+    "cosine --lr-restart-epochs 2": lambda torch, made: torch.CosineAnnealingWarmRestarts(made, 10),
+    "cosine --lr-restart-epochs 1 --lr-restart-factor 2 --min-lr 0.1": (
+        lambda torch, made: torch.CosineAnnealingWarmRestarts(made, 5, 2, 0.1)
+    ),
+    "cosine --warmup-epochs 2 --warmup-lr 0.05": lambda torch, made: torch.SequentialLR(
+        made, [torch.LinearLR(made, 0.1, total_iters=10), torch.CosineAnnealingLR(made, 20)], [10]
+    ),
+    "linear --min-lr 0.1": lambda torch, made: torch.LinearLR(made, 1.0, 0.2, 30),
+    "onecycle": lambda torch, made: torch.OneCycleLR(made, 0.5, 30),
+    "onecycle --lr-peak 0.5 --warmup-lr 0.1 --min-lr 0.01": (
+        lambda torch, made: torch.OneCycleLR(made, 0.5, 30, pct_start=0.5, div_factor=5.0, final_div_factor=10.0)
+    ),
+}
+
+
+def of_torch(scheduler, steps: int) -> list[float]:
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.5)
+    made, found = scheduler(torch.optim.lr_scheduler, optimizer), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        made.step()
+    return found
+
+
+@pytest.mark.parametrize("line", TORCH)
+def test_each_policy_of_torch_by_iteration(line):
+    assert rates(f"--lr-policy {line}") == pytest.approx(of_torch(TORCH[line], 30), rel=1e-6)
+
+
+def test_policies_of_torch_by_epoch_and_in_a_run_of_some_iterations():
+    expected = of_torch(lambda torch, made: torch.CosineAnnealingLR(made, EPOCHS), EPOCHS)
+    assert rates("--lr-policy cosine --lr-by epoch") == pytest.approx([x for x in expected for _ in range(STEPS)])
+    expected = of_torch(lambda torch, made: torch.OneCycleLR(made, 0.5, 17), 17)
+    assert rates("--lr-policy onecycle --max-iter 17") == pytest.approx(expected)
+
+
+# CosineLRScheduler of timm 1.0.31: lr_min=0.01, warmup_t=10, warmup_lr_init=0.05; by warmup_prefix, t_initial=30 or 20
+TIMM_WARM_UP = [0.05, 0.095, 0.14, 0.185, 0.23, 0.275, 0.32, 0.365, 0.41, 0.455]
+TIMM = {
+    0: (
+        *(0.3775, 0.3546505, 0.3307092, 0.3059384, 0.2806095, 0.255, 0.2293905, 0.2040616, 0.1792908, 0.1553495),
+        *(0.1325, 0.1109926, 0.091063, 0.0729295, 0.0567908, 0.0428238, 0.0311814, 0.0219912, 0.0153538, 0.0113421),
+    ),
+    1: (
+        *(0.5, 0.4969836, 0.4880088, 0.4732966, 0.4532092, 0.4282412, 0.3990074, 0.3662277, 0.3307092, 0.2933264),
+        *(0.255, 0.2166736, 0.1792908, 0.1437723, 0.1109926, 0.0817588, 0.0567908, 0.0367034, 0.0219912, 0.0130164),
+    ),
+}
+
+
+@pytest.mark.parametrize("prefix", TIMM)
+def test_a_cosine_with_a_warm_up_as_timm(prefix):
+    line = f"--lr-policy cosine --warmup-epochs 2 --warmup-lr 0.05 --min-lr 0.01 --warmup-prefix {prefix}"
+    assert rates(line) == pytest.approx([*TIMM_WARM_UP, *TIMM[prefix]], abs=1e-7)
+
+
+def test_without_a_first_rate_a_cosine_warms_up_as_the_other_policies_do():
+    found = rates("--lr-policy cosine --warmup-epochs 2")
+    assert found[:10] == pytest.approx([0.05 * step for step in range(1, 11)]) and found[10] == 0.5 > found[11]
+
+
+def test_the_schedule_is_shown_as_text_and_as_a_picture_without_training(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "rates.svg"
+    line = (
+        "--dataset digits --num-examples 20 --kv-store local --num-epochs 6 --batch-size 4 --lr 0.5 --lr-policy linear"
+    )
+    assert fit.main([*line.split(), "--show-schedule", str(picture)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == EPOCHS and shown[0] == f"Epoch[0] Learning-rate=0.5 to 0.433333 {'#' * 50}"
+    assert shown[-1] == f"Epoch[5] Learning-rate=0.0833333 to 0.0166667 {'#' * 8}"
+    assert "linear" in picture.read_text()
+
+
 def test_every_policy_is_tried():
-    assert {*CAFFE, "pow"} == set(POLICIES)
+    assert {*CAFFE, "pow", *(line.split()[0] for line in TORCH)} == set(POLICIES)
 
 
 def test_a_sigmoid_far_from_its_mark_pow_without_a_factor_below_one_and_the_end_of_the_polynomial():

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.env import Environment
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.layers import Network
+from dmltrain.layers import Network, Parameter
 from dmltrain.logs.metric import Sums
 
 if TYPE_CHECKING:
@@ -41,9 +41,31 @@ class Capabilities:
     host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
     residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression
     update_on_kvstore: bool = False  # the default, without an option and an environment variable
+    lacks: Mapping[str, str] = field(default_factory=dict)  # options, by field or `field=value`, and why it lacks them
 
 
-class Settings(Protocol):
+class RecipeSettings(Protocol):
+    """Those of the group Recipes, and --loss."""
+
+    @property
+    def loss(self) -> tuple[str, ...]: ...
+    @property
+    def label_smoothing(self) -> float: ...
+    @property
+    def bce_threshold(self) -> float | None: ...
+    @property
+    def clip_gradient_norm(self) -> float | None: ...
+    @property
+    def clip_gradient_value(self) -> float | None: ...
+    @property
+    def no_wd_on(self) -> tuple[str, ...]: ...
+    @property
+    def ema_decay(self) -> float | None: ...
+    @property
+    def swa_from(self) -> int | None: ...
+
+
+class Settings(RecipeSettings, Protocol):
     """The options that a trainer reads; the command line's Options implement it."""
 
     @property
@@ -101,6 +123,17 @@ def samples_of_a_step(settings: Settings, store: KVStore) -> int:
     return settings.batch_size * (store.num_workers if store.kvstore_type.steps_together else 1)
 
 
+WITHOUT_DECAY = {"norms": ("gamma", "beta"), "biases": ("bias",)}  # --no-wd-on -> the kinds of arrays
+
+
+def decayed(network: Network, settings: Settings) -> list[Parameter]:
+    """The network's learned arrays, with the weight decay that the settings leave them."""
+    spared = {kind for name in settings.no_wd_on for kind in WITHOUT_DECAY[name]}
+    return [
+        replace(parameter, wd_mult=0.0) if parameter.kind in spared else parameter for parameter in network.parameters()
+    ]
+
+
 @dataclass(frozen=True)
 class CommonArray:
     """An array of floating-point numbers that all workers of a synchronous job have in common."""
@@ -123,8 +156,24 @@ class Pace(Protocol):
         """The computation is complete on the device."""
 
 
+class Average(Protocol):
+    """An average of a network's weights. `Trainer.evaluate` adds its metrics, too."""
+
+    def end_epoch(self, epochs: int) -> None:
+        """So many whole epochs are trained, and all workers have the same weights."""
+
+    def take_sums(self) -> Sums | None:
+        """As Trainer's; None if there is no average yet."""
+
+    def digest(self) -> str:
+        """As Trainer's; "" if there is no average yet."""
+
+
 class Trainer(Protocol):
     """One worker's network on its devices, connected to the other workers by a kvstore."""
+
+    @property
+    def average(self) -> Average | None: ...  # None unless --ema-decay or --swa-from asks for one
 
     pace: Pace | None  # None at first; with a Pace the trainer waits for its devices
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dmltrain.backends import weights
-from dmltrain.backends.backend import AllReduce, Pace
+from dmltrain.backends.backend import AllReduce, Average, Pace
 from dmltrain.base.arrays import Array
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.layers import Network
@@ -138,6 +138,7 @@ class TrainerOfReplicas:
 
     def __init__(self, replicas: Replicas[Any, Any]) -> None:
         self.pace: Pace | None = None
+        self.average: Average | None = None
         self._of_all = replicas
 
     def evaluate(self, images: Array, labels: Array) -> None:

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 
 # --loss -> the name of MXNet's metric. For a softmax both are the cross-entropy.
 LOSSES = {"ce": "cross-entropy", "nll_loss": "nll-loss", "nll": "nll-loss"}
+BCE = "bce"  # a value of --loss that is trained with, and not reported
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Sums:
         return cls(*(float(value) for value in values))
 
     def metrics(self, top_k: int = 0, losses: Iterable[str] = ()) -> dict[str, float]:
-        """Means by MXNet's metric names, with the cross-entropy and those of `losses`; nan without samples."""
+        """Means by MXNet's metric names, with the cross-entropy and those of `losses` that LOSSES has; nan without
+        samples."""
         count = self.samples or float("nan")
         named = {"accuracy": self.correct / count}
         if top_k:
             named[f"top_k_accuracy_{top_k}"] = self.correct_top_k / count
-        return {**named, **{LOSSES[name]: self.cross_entropy / count for name in ("ce", *losses)}}
+        return {**named, **{LOSSES[name]: self.cross_entropy / count for name in ("ce", *losses) if name in LOSSES}}

@@ -1,4 +1,5 @@
-"""The optimizers, by MXNet's names. A new one is one file and one row of TABLE. Imports no framework."""
+"""The optimizers, by MXNet's names where it has them. A new one is one file and one row of TABLE; this imports no
+framework."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from dmltrain.optimizers import (
     lamb,
     lars,
     lbsgd,
+    lion,
+    muon,
     nadam,
     nag,
     rmsprop,
@@ -43,6 +46,8 @@ TABLE: tuple[Optimizer, ...] = (
     adadelta.OPTIMIZER,
     rmsprop.OPTIMIZER,
     ftrl.OPTIMIZER,
+    lion.OPTIMIZER,
+    muon.OPTIMIZER,
 )
 BY_NAME = {optimizer.name: optimizer for optimizer in TABLE}
 NAMES = tuple(optimizer.name for optimizer in TABLE if optimizer.torch)  # of --optimizer

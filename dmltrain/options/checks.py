@@ -14,7 +14,7 @@ from dmltrain.kvstore import rules, types
 from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.optimizers import schedule
 from dmltrain.options.field import flag
-from dmltrain.options.table import Options
+from dmltrain.options.table import GROUPS, Options
 from dmltrain.options.values import Power
 
 OPTIONS = {
@@ -40,6 +40,8 @@ def checked(options: Options) -> Options:
     options = _checked_learning_rate(options)
     _check_optimizer(options)
     _check_factors(options)
+    for group in GROUPS:
+        group.check(options)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
@@ -153,6 +155,7 @@ def _check_factors(options: Options) -> None:
 def _check_backend(options: Options) -> None:
     """Raise UserError for the first option that the chosen backend does not support; the message says which do."""
     able = {name: backend.capabilities for name, backend in BACKENDS.items()}
+    _check_lacks(options, able)
     for name, wanted, offered in _needs(options):
         if wanted in offered(able[options.backend]):
             continue
@@ -161,6 +164,19 @@ def _check_backend(options: Options) -> None:
         supported = " or ".join(map(str, offered(able[options.backend])))
         fixes = ["leave it out" if name == "compile" else f"use {supported}", *others]
         raise UserError(f"{given}: --backend {options.backend} does not support this; {', or '.join(fixes)}")
+
+
+def _check_lacks(options: Options, able: dict[str, Capabilities]) -> None:
+    for lacked, reason in able[options.backend].lacks.items():
+        name, _, part = lacked.partition("=")
+        value = getattr(options, name)
+        if part in value if part else value != getattr(Options, name):
+            given = f"{flag(name)} {part}" if part else flag(name)
+            others = [f"--backend {other}" for other, can in able.items() if lacked not in can.lacks]
+            raise UserError(
+                f"{given}: --backend {options.backend} does not support this: {reason}; leave it out, or use "
+                f"{' or '.join(others)}"
+            )
 
 
 def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Collection[Any]]]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dmltrain import data
 from dmltrain.data.assignment.partition import SHUFFLES
 from dmltrain.data.batches import PREFETCH_BYTES
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import image_shape, integer, numbers, one_of, path, switch
 
 OWN_FILES = "local"
@@ -16,7 +16,7 @@ FILES = ", ".join(name for name, row in data.DATASETS.items() if row.reads_files
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Group):
     """See `Options`."""
 
     dataset: str = option(

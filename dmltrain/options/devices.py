@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import device_list, gpu_list
 
 
 @dataclass(frozen=True)
-class DeviceOptions:
+class DeviceOptions(Group):
     """See `Options`."""
 
     gpus: tuple[str, ...] = option(

@@ -8,7 +8,7 @@ from dmltrain import kvstore
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base import env
 from dmltrain.kvstore import codec, types
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import integer, number, one_of, path, switch
 
 STEP_DEFAULTS = " and ".join(
@@ -32,7 +32,7 @@ SNAPSHOT_SECONDS = 10.0  # --server-snapshot
 
 
 @dataclass(frozen=True)
-class DistributionOptions:
+class DistributionOptions(Group):
     """See `Options`."""
 
     kv_store: str = option(

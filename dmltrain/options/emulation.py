@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import integer, number
 
 
@@ -30,7 +30,7 @@ def with_factor(first: Callable[[str], float], expected: str) -> Callable[[str],
 
 
 @dataclass(frozen=True)
-class EmulationOptions:
+class EmulationOptions(Group):
     """See `Options`."""
 
     emulate_step: float = option(

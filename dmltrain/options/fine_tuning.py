@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import number, path
 
 
 @dataclass(frozen=True)
-class FineTuningOptions:
+class FineTuningOptions(Group):
     """See `Options`."""
 
     pretrained_model: str | None = option(

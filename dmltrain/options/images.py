@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmltrain.data.images import ImageAugmentation, augmentation_level
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import integer, number, switch
 
 GROUP = "Image augmentation"
@@ -46,8 +46,10 @@ def yes(name: str, text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class ImageOptions:
+class ImageOptions(Group):
     """See `Options`."""
+
+    equal_on_members = True
 
     aug_level: int | None = option(
         GROUP,

@@ -9,7 +9,7 @@ from typing import Any
 
 from dmltrain import models
 from dmltrain.backends.table import BACKENDS
-from dmltrain.options.field import option
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import integer, network_name, number, one_of, switch
 
 DEEP = [name for name, row in models.NETWORKS.items() if row.depths]  # networks with several depths
@@ -24,8 +24,10 @@ def own(name: str, text: str, parse: Callable[[str], Any], **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class NetworkOptions:
+class NetworkOptions(Group):
     """See `Options`."""
+
+    equal_on_members = True
 
     network: str = option(
         "Network",

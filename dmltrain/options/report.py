@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.backends.table import BACKENDS
-from dmltrain.logs.metric import LOSSES
-from dmltrain.options.field import option
+from dmltrain.logs.metric import BCE, LOSSES
+from dmltrain.options.field import Group, option
 from dmltrain.options.values import epoch_or_last, integer, number, one_of, path, several_of
 
 OWN, PARAMS = "own", "params"  # values of --save-format
@@ -14,13 +14,18 @@ SUFFIXES = " or ".join(f"{backend.capabilities.suffix} with {name}" for name, ba
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(Group):
     """See `Options`."""
 
     disp_batches: int = option("Reports", "log progress every this many batches", integer(1), 20)
     top_k: int = option("Reports", "also report the top-k accuracy for this k; 0: off", integer(0), 0)
     loss: tuple[str, ...] = option(
-        "Reports", f"also report these losses: {', '.join(LOSSES)}", several_of("loss", LOSSES), (), metavar="NAME,NAME"
+        "Reports",
+        f"also report these losses: {', '.join(LOSSES)}; {BCE}: train with the binary cross-entropy, the mean over all "
+        "classes, and report the usual losses",
+        several_of("loss", (*LOSSES, BCE)),
+        (),
+        metavar="NAME,NAME",
     )
     monitor: int = option(
         "Reports",

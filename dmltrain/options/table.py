@@ -1,4 +1,4 @@
-"""All options of the training programs: the only table of them, one file for each group."""
+"""All options of the training programs: the only table of them, one file and one base of Options for each group."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dmltrain.options.data import DataOptions
 from dmltrain.options.devices import DeviceOptions
 from dmltrain.options.distribution import DistributionOptions
 from dmltrain.options.emulation import EmulationOptions
-from dmltrain.options.field import flag
+from dmltrain.options.field import Group, flag
 from dmltrain.options.fine_tuning import FineTuningOptions
 from dmltrain.options.images import ImageOptions
+from dmltrain.options.learning_rate import LearningRateOptions
 from dmltrain.options.network import NetworkOptions
+from dmltrain.options.recipe import RecipeOptions
 from dmltrain.options.report import ReportOptions
 from dmltrain.options.training import TrainingOptions
 
@@ -24,6 +26,8 @@ class Options(
     FineTuningOptions,
     DistributionOptions,
     DeviceOptions,
+    RecipeOptions,
+    LearningRateOptions,
     TrainingOptions,
     ImageOptions,
     DataOptions,
@@ -37,4 +41,11 @@ class Options(
         return self.devices or self.gpus or ("cpu",)
 
 
+GROUPS: tuple[type[Group], ...] = tuple(base for base in Options.__bases__ if issubclass(base, Group))
+ON_MEMBERS = tuple(
+    field.name
+    for group in GROUPS
+    if group.equal_on_members
+    for field in dataclasses.fields(group)  # type: ignore[arg-type]
+)  # names of the fields that all members of an elastic job have in common
 FLAGS = tuple(flag(field.name) for field in dataclasses.fields(Options))

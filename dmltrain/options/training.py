@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 from dmltrain import optimizers
 from dmltrain.layers import INITIALISERS
-from dmltrain.optimizers import schedule
-from dmltrain.options.field import option
-from dmltrain.options.values import integer, integers, number, one_of, step_epochs
+from dmltrain.options.field import Group, option
+from dmltrain.options.values import integer, number, one_of
 
 CONSTANT, SCALED = "constant", "per-worker-scaled-lr"
 BATCHES = (CONSTANT, "per-worker", SCALED)
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Group):
     """See `Options`."""
+
+    equal_on_members = True
 
     batch_size: int = option(
         "Training", "samples per worker in a batch; a worker's devices share them", integer(1), 128
@@ -44,47 +45,6 @@ class TrainingOptions:
         "the optimizer: " + ", ".join(optimizers.NAMES),
         one_of("optimizer", optimizers.NAMES),
         "sgd",
-    )
-    lr: float = option("Training", "learning rate", number(0.0), 0.1)
-    lr_policy: str | None = option(
-        "Training",
-        f"how the learning rate changes: {', '.join(schedule.POLICIES)} (default: {schedule.POLICY}, MXNet's)",
-        one_of("learning-rate policy", schedule.POLICIES),
-    )
-    lr_factor: float | None = option(
-        "Training",
-        "factor of --lr-policy; by default it multiplies the learning rate at each of --lr-step-epochs (default: "
-        f"{schedule.FACTOR})",
-        number(0.0, above=True),
-    )
-    lr_step_epochs: tuple[int, ...] = option(
-        "Training",
-        "epochs at which --lr-factor applies, for example 30,60; or powX: --lr-policy pow --lr-power X",
-        step_epochs,
-        (),
-        metavar="E,E",
-    )
-    lr_step_iterations: tuple[int, ...] = option(
-        "Training", "the same in iterations (steps), instead of --lr-step-epochs", integers, (), metavar="I,I"
-    )
-    lr_power: float | None = option("Training", "power of --lr-policy inv, poly and pow", number(0.0))
-    lr_by: str = option(
-        "Training",
-        "what --lr-policy exp, inv, poly and pow count: iteration or epoch",
-        one_of("unit", ("iteration", "epoch")),
-        "iteration",
-    )
-    warmup_epochs: float | None = option(
-        "Training",
-        "number of epochs over which the learning rate rises: from 0, with lbsgd from --lr to the rate of large "
-        f"batches (default: {schedule.LARGE_BATCH_WARMUP:g} with lbsgd, else 0)",
-        number(0.0),
-    )
-    warmup_strategy: str = option(
-        "Training",
-        f"shape of the warm-up: {', '.join(schedule.WARMUPS)}; lars, with lbsgd: a rate for each layer instead",
-        one_of("warm-up strategy", (*schedule.WARMUPS, schedule.LARS)),
-        "linear",
     )
     macrobatch_size: int = option(
         "Training",

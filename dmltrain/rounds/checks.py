@@ -28,6 +28,11 @@ _REFUSED: tuple[tuple[str, Callable[[Options, Environment], object], str], ...] 
         "it reads data without other workers, so there is nothing that could go on without one",
     ),
     (
+        "--show-schedule",
+        lambda options, _: options.show_schedule is not None,
+        "it makes no steps, and shows the rates of the workers at the start, which are the same without --elastic",
+    ),
+    (
         "--snapshot-on-signal and --audit or --replay",
         lambda options, _: options.snapshot_on_signal and (options.audit or options.replay),
         "when members exchange signals depends on the time, so after a loss no replay could make the same steps",
@@ -66,6 +71,8 @@ def _of_rules(options: Options) -> Iterator[str]:
     """Options that exclude the launcher's --rule."""
     if options.backend != "torch":
         yield f"--rule: ps-lite, of --backend {options.backend}, cannot change its kvstore; use --backend torch"
+    elif options.ema_decay is not None:
+        yield "--rule: --ema-decay needs steps of all workers together, which a rule may end; use --swa-from"
     elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore)):
         yield why
 

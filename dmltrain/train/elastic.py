@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from dmltrain.kvstore.base import MembershipEnded, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 from dmltrain.options.distribution import SNAPSHOT_SECONDS
-from dmltrain.options.images import ImageOptions
-from dmltrain.options.network import NetworkOptions
-from dmltrain.options.training import CONSTANT, TrainingOptions
+from dmltrain.options.table import ON_MEMBERS
+from dmltrain.options.training import CONSTANT
 from dmltrain.rounds import notice
 from dmltrain.rounds.member import Member
 from dmltrain.rounds.member_rounds import MemberRounds
@@ -28,7 +27,13 @@ from dmltrain.train.run import Run
 
 # These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
 OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
-OPS = ("shuffle", "save_period", "skip_broken", "snapshot_on_signal")  # options of other groups that must be equal
+OPS = (
+    "shuffle",
+    "save_period",
+    "skip_broken",
+    "snapshot_on_signal",
+    "loss",
+)  # options of other groups that must be equal
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
@@ -107,8 +112,7 @@ def leave_job(run: Run) -> None:
 
 def _facts(run: Run) -> dict[str, Any]:
     """The options that must be equal on all members, so that a replacement trains as the others do."""
-    names = [field.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for field in fields(group)]
-    values = {name: str(getattr(run.options, name)) for name in [*names, *OPS] if name not in OF_HOSTS}
+    values = {name: str(getattr(run.options, name)) for name in [*ON_MEMBERS, *OPS] if name not in OF_HOSTS}
     return {BATCH: values.pop("batch"), **values}
 
 

@@ -75,7 +75,7 @@ def shares(spent: Mapping[str, float]) -> dict[str, float]:
 
 def report(run: Run, epoch: int, cost: Cost) -> None:
     """Log what the epoch cost. Bytes include those of validation."""
-    from dmltrain.train import hardware
+    from dmltrain.usage import hardware
 
     store, memory = run.store, run.trainer.device_memory()
     staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet does not count it

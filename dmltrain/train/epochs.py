@@ -38,6 +38,8 @@ def train(run: Run, epoch: int) -> Cost:
     run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
     run.log_values(epoch, {"Time cost": seconds})
     settle(run)
+    if trainer.average and not run.plan.after(epoch, run.plan.steps_of(epoch)).step:
+        trainer.average.end_epoch(epoch + 1)
     used, end = run.usage.end(), epoch_cost.mark(store)
     spent = epoch_cost.spent_between(store, start, end) if start and end else {}
     return Cost(meter.whole.samples / seconds, steps.rate, sent, received, spent, used)
@@ -73,7 +75,7 @@ def between_steps(run: Run, position: Position, signalled: bool, meter: Meter) -
             run.store.repeat(partial(resume.save, run, position))
             seed(run, position)
         if due(options.test_interval, iteration):
-            log_validation(run, iteration, evaluate(run))
+            log_validation(run, iteration, evaluate(run)[0])
 
 
 def due(interval: int, iteration: int) -> bool:
@@ -90,17 +92,19 @@ def save(run: Run, epoch: int) -> None:
 
 def validate(run: Run, epoch: int) -> None:
     """Log the accuracy on the whole validation set after this epoch."""
-    sums = evaluate(run)
+    sums, average = evaluate(run)
     if not sums.samples:
         return
     run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
+    if average:
+        run.log_values(epoch, {f"Validation-average-{name}": value for name, value in run.metrics(average).items()})
     iteration = run.plan.iteration(run.plan.after(epoch, run.plan.steps_of(epoch)))
     if due(run.options.test_interval, iteration):
         log_validation(run, iteration, sums)
 
 
-def evaluate(run: Run) -> Sums:
-    """The sums over the whole validation set."""
+def evaluate(run: Run) -> tuple[Sums, Sums | None]:
+    """The sums over the whole validation set, of the network and of the average of its weights."""
     options = run.options
     return run.store.repeat(
         lambda: evaluation.evaluate(

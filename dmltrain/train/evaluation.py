@@ -20,12 +20,15 @@ def evaluate(
     threads: int = 1,
     prefetch_bytes: int = PREFETCH_BYTES,
     own: bool = False,
-) -> Sums:
-    """The sums over all samples: each worker evaluates its part, and all get the total. own: each worker has its own
-    samples; else all have the same samples, and divide them."""
+) -> tuple[Sums, Sums | None]:
+    """The sums over all samples, of the network, and of the average of its weights if there is one. Workers evaluate
+    their parts, and all get the total. own: each has its own samples; else all have the same, and divide them."""
     rank, workers = (0, 1) if own else (store.rank, store.num_workers)
     shard = partition.validation_shard(len(samples), rank, workers)
     for batch in EvalBatches(samples, shard, batch_size, threads=threads, prefetch_bytes=prefetch_bytes):
         trainer.evaluate(batch.images, batch.labels)
-    counted = trainer.take_sums()
-    return Sums.of(store.all_reduce("validation", np.array(counted.values())))
+    counted, average = trainer.take_sums(), trainer.average.take_sums() if trainer.average else None
+    if average is None:
+        return Sums.of(store.all_reduce("validation", np.array(counted.values()))), None
+    both = store.all_reduce("validation of both", np.array([counted.values(), average.values()]))
+    return Sums.of(both[0]), Sums.of(both[1])

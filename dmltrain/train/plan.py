@@ -15,6 +15,7 @@ from dmltrain.optimizers.schedule import Schedule
 from dmltrain.options import Options
 
 LARGE_BATCH = "lbsgd"  # MXNet's optimizer for large batches
+ONE_CYCLE = "onecycle"  # the policy whose first and last rates follow from --lr
 
 
 class Position(NamedTuple):
@@ -78,7 +79,11 @@ def schedule_of(options: Options, plan: Plan) -> Schedule:
     """With lbsgd the rate of a step of n batches is n times --lr, which the warm-up approaches from --lr."""
     large = options.optimizer == LARGE_BATCH
     lars = options.warmup_strategy == schedule.LARS
-    warmup = schedule.LARGE_BATCH_WARMUP if large else 0.0
+    warmup, name = schedule.LARGE_BATCH_WARMUP if large else 0.0, options.lr_policy or schedule.POLICY
+    first, floor = options.warmup_lr, options.min_lr or 0.0
+    if name == ONE_CYCLE:
+        first = options.lr / schedule.RISE if first is None else first
+        floor = first / schedule.FALL if options.min_lr is None else floor
     return Schedule(
         base=options.lr,
         batches=plan.steps,
@@ -86,11 +91,17 @@ def schedule_of(options: Options, plan: Plan) -> Schedule:
         step_epochs=options.lr_step_epochs,
         warmup_epochs=0.0 if lars else warmup if options.warmup_epochs is None else options.warmup_epochs,
         warmup="linear" if lars else options.warmup_strategy,
-        policy=options.lr_policy or schedule.POLICY,
+        policy=name,
         step_iterations=options.lr_step_iterations,
         power=options.lr_power or 0.0,
         by=options.lr_by,
         total=max(1, plan.iterations),
         low=1.0 if large else 0.0,
         high=float(plan.group) if large and not lars else 1.0,
+        floor=floor,
+        first=first,
+        prefix=options.warmup_prefix,
+        cycle_epochs=options.lr_restart_epochs or 0,
+        cycle_factor=options.lr_restart_factor,
+        peak=schedule.PEAK if options.lr_peak is None else options.lr_peak,
     )

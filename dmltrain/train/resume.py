@@ -90,6 +90,7 @@ def identity(options: Options, network: Network) -> dict[str, Any]:
         "num_classes": network.num_classes,
         "image_shape": list(network.input_shape),
         "optimizer": options.optimizer,
+        "no_wd_on": list(options.no_wd_on) or None,  # the optimizer's arrays are in groups by their decay
     }
 
 

@@ -37,7 +37,14 @@ NETWORK = Network(
 RATES = (0.02, 0.02, 0.005, 0.03, 0.03, 0.01)
 ALL_STEPS = range(len(RATES))
 DECAY = 0.05
-OTHERS = {"adamw": "torch's", "sgld": "its noise is its own: see below", "dcasgd": "needs pulled weights: see below"}
+OTHERS = {
+    "adamw": "torch's",
+    "sgld": "its noise is its own: see below",
+    "dcasgd": "needs pulled weights: see below",
+    "lion": "the paper's: see below",
+    "muon": "the paper's: see below",
+}
+OF_BOTH = [name for name in optimizers.NAMES if optimizers.BY_NAME[name].mxnet]
 LIKE_MXNET = [name for name in optimizers.NAMES if name not in OTHERS]
 
 
@@ -161,7 +168,7 @@ def mxnet_backend_steps(name, weights, **more):
     return {name: value.asnumpy() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("name, more", [*((name, {}) for name in optimizers.NAMES if name != "dcasgd"), LAYERWISE])
+@pytest.mark.parametrize("name, more", [*((name, {}) for name in OF_BOTH if name != "dcasgd"), LAYERWISE])
 def test_both_backends_make_the_same_steps(name, more):
     module, optimizer = torch_side(name, **more)
     expected = mxnet_backend_steps(name, first_weights(module), **more)
@@ -268,6 +275,81 @@ def test_a_class_of_our_own_is_a_torch_optimizer():
         class_of("signum")([weight], nesterov=True)
 
 
+# -- lion and muon ----------------------------------------------------------------------------------------------------
+
+
+def stepped(of_array):
+    """The weights after the steps of `of_array`, a generator of float64 steps that gets (gradient, rate, decay)."""
+    module, _ = torch_side("sgd")
+    found = {}
+    for parameter in NETWORK.parameters():
+        weight = first_weights(module)[parameter.name].astype(np.float64)
+        steps = of_array(parameter, weight)
+        for step, rate in enumerate(RATES):
+            gradient = gradients(step)[parameter.name].astype(np.float64)
+            weight = steps(weight, gradient, rate * parameter.lr_mult, DECAY * parameter.wd_mult, step + 1)
+        found[parameter.name] = weight
+    return found
+
+
+def lion_steps(_, first):
+    mean = np.zeros_like(first)
+
+    def step(weight, gradient, rate, decay, number):
+        change = np.sign(0.9 * mean + 0.1 * gradient)
+        mean[:] = 0.99 * mean + 0.01 * gradient
+        return weight - rate * (change + decay * weight)
+
+    return step
+
+
+def test_lion_is_program_1_of_the_paper():
+    assert_close(torch_steps(*torch_side("lion")), stepped(lion_steps), 1e-5)
+
+
+def orthogonal(matrix):
+    """Newton-Schulz iteration of Jordan's page, in float64."""
+    x = matrix / np.linalg.norm(matrix)
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def muon_steps(parameter, first):
+    """For the convolution; AdamW for the last layer, biases and the batch norm."""
+    mean, square, is_matrix = np.zeros_like(first), np.zeros_like(first), parameter.name == "conv_weight"
+
+    def step(weight, gradient, rate, decay, number):
+        weight = weight * (1 - rate * decay)
+        mean[:] = 0.9 * mean + 0.1 * gradient
+        if is_matrix:
+            change = orthogonal((0.1 * gradient + 0.9 * mean).reshape(len(weight), -1))
+            return weight - rate * 0.2 * math.sqrt(max(change.shape)) * change.reshape(weight.shape)
+        square[:] = 0.95 * square + 0.05 * gradient**2
+        return weight - rate * (mean / (1 - 0.9**number)) / (np.sqrt(square / (1 - 0.95**number)) + 1e-8)
+
+    return step
+
+
+def test_muon_is_the_papers_with_adamw_for_the_rest():
+    assert_close(torch_steps(*torch_side("muon")), stepped(muon_steps), 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 18), (18, 4)])
+def test_muon_is_torchs_within_the_rounding_of_bfloat16(shape):
+    ours, theirs = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    made = [class_of("flatmuon")([ours], lr=0.1, weight_decay=0.1)]
+    made.append(torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+    for step in range(3):
+        ours.grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+        theirs.grad = ours.grad.clone()
+        for each in made:
+            each.step()
+    assert (ours - theirs).norm() < 0.02 * (ours - 1).norm()
+
+
 # -- sgld -------------------------------------------------------------------------------------------------------------
 
 
@@ -299,8 +381,9 @@ FROZEN = Network("half-frozen", chain(Flatten(), KEPT, Dense("fc", 2)), (1, 2, 2
 ONE_LAYER = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
 
 
-@pytest.mark.parametrize("backend", ["torch", "mxnet"])
-@pytest.mark.parametrize("name", optimizers.NAMES)
+@pytest.mark.parametrize(
+    "name, backend", [*((name, "torch") for name in optimizers.NAMES), *((name, "mxnet") for name in OF_BOTH)]
+)
 def test_a_multiplier_of_0_keeps_an_array_as_it_is(name, backend):
     weights = {parameter.name: np.full(parameter.shape, 0.5, np.float32) for parameter in FROZEN.parameters()}
     if backend == "mxnet":
@@ -337,6 +420,20 @@ def test_a_state_continues_bit_for_bit(name):
     second[1].load_state_dict(first[1].state_dict())
     found = torch_steps(*second, range(2, len(RATES)))
     assert all(np.array_equal(found[each], expected[each]) for each in expected)
+
+
+@pytest.mark.parametrize("kinds, others", [("norms", {"conv_bias"}), ("biases", {"bn_gamma"}), ("norms,biases", set())])
+def test_some_kinds_of_arrays_do_not_decay_on_either_backend(kinds, others):
+    chosen = settings("sgd", f"--no-wd-on {kinds}")
+    module, optimizer = torch_side("sgd", f"--no-wd-on {kinds}")
+    names = {each: name for name, each in module.named_parameters()}
+    decay = {names[each]: group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+    assert {name for name in decay if decay[name]} == {"conv_weight", "fc_weight", *others}
+    learned = [Learned(parameter.name, number, [], []) for number, parameter in enumerate(NETWORK.parameters())]
+    keys = optimizer_spec(chosen, NETWORK, learned)["keys"]
+    for array in learned:
+        factor = keys.get(str(array.number), {}).get("wd_mult", 1.0)
+        assert decay[array.name] == pytest.approx(DECAY * factor), array.name
 
 
 def test_the_usual_groups_come_first_as_in_files_of_04():

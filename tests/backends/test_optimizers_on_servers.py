@@ -23,7 +23,7 @@ NETWORK = Network(  # the first weight has 600 KB, more than two slices
     3,
 )
 RATES = (0.02, 0.02, 0.005)
-LARGE_BATCH = ("lamb", "lars", "lbsgd", "sgld")  # their keys are whole
+LARGE_BATCH = ("lamb", "lars", "lbsgd", "muon", "sgld")  # their keys are whole
 NAMES = [name for name in optimizers.NAMES if name != "dcasgd"]  # see below
 
 

@@ -35,6 +35,47 @@ def assert_close(found: backend.TorchTrainer, expected: backend.TorchTrainer, re
         torch.testing.assert_close(arrays(found)[name], value, rtol=relative, atol=relative)
 
 
+# -- averages of weights ----------------------------------------------------------------------------------------------
+
+
+def averaged(line, function):
+    """A trainer after five steps, each the end of an epoch, and torch's average of its weights and statistics."""
+    made = make(RESNET, line)
+    module = made.replicas.modules[0]
+    expected = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=function, use_buffers=True)
+    if function:
+        expected.update_parameters(module)
+    for step in range(5):
+        made.train_step(*batch(RESNET, seed=step), 16, 0.05)
+        made.average.end_epoch(step + 1)
+        if function or step >= 2:
+            expected.update_parameters(module)
+    return made, expected.module
+
+
+@pytest.mark.parametrize(
+    "line, function",
+    [("--ema-decay 0.75", torch.optim.swa_utils.get_ema_multi_avg_fn(0.75)), ("--swa-from 3", None)],
+)
+def test_averages_are_torchs_are_evaluated_and_continue_bit_for_bit(line, function):
+    made, expected = averaged(line, function)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(made.replicas.average.module.state_dict()[name], value, rtol=1e-6, atol=1e-7)
+    images, labels = batch(RESNET, seed=9)
+    made.take_sums()
+    made.evaluate(images, labels)
+    logits = expected.eval()(torch.from_numpy(images))
+    cross_entropy = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum").item()
+    assert made.average.take_sums().cross_entropy == pytest.approx(cross_entropy, rel=1e-4)
+    assert made.take_sums().cross_entropy != pytest.approx(cross_entropy, rel=1e-3)
+    again = make(RESNET, line, state=torch_state.decode(torch_state.encode({"state": made.state()}))["state"])
+    for each in (made, again):
+        each.train_step(*batch(RESNET, seed=6), 16, 0.05)
+        each.average.end_epoch(5)  # again, as a member does that joins at the end of the epoch
+        each.average.end_epoch(6)
+    assert made.average.digest() == again.average.digest() != made.digest()
+
+
 # -- a step -----------------------------------------------------------------------------------------------------------
 
 
@@ -56,6 +97,96 @@ def test_steps_are_those_of_a_plain_loop():
             group["lr"] = 0.05
         sgd.step()
     assert_close(made, plain, 1e-4)
+
+
+CLIPS = {  # options -> what torch's functions do to the gradients of a model
+    "--clip-gradient-norm 0.1": lambda module: torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1),
+    "--clip-gradient-norm 1e9": lambda module: None,
+    "--clip-gradient-value 0.001": lambda module: torch.nn.utils.clip_grad_value_(module.parameters(), 0.001),
+    "--clip-gradient-value 0.001 --clip-gradient-norm 0.02": lambda module: (
+        torch.nn.utils.clip_grad_value_(module.parameters(), 0.001),
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.02),
+    ),
+}
+
+
+def clipped_steps(module, line, shares=(1.0,)):
+    """Steps with the mean over the samples of two batches, as torch makes them, times the sum of these shares."""
+    sgd = torch.optim.SGD(module.parameters(), lr=0.5)
+    for step in range(2):
+        sgd.zero_grad()
+        for number in range(2):
+            images, labels = batch(seed=2 * step + number)
+            logits = module(torch.from_numpy(images))
+            (torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum") / 32).backward()
+        CLIPS[line](module)
+        for parameter in module.parameters():
+            parameter.grad *= sum(shares)
+        sgd.step()
+
+
+def steps_of_two_batches(made, total):
+    for step in range(2):
+        made.accumulate(*batch(seed=2 * step), total)
+        made.train_step(*batch(seed=2 * step + 1), total, 0.5)
+    made.synchronize()
+
+
+@pytest.mark.parametrize("line", CLIPS)
+def test_gradients_are_clipped_as_by_torch_also_where_the_loss_is_scaled(line):
+    made, plain = make(line=f"--mom 0 --wd 0 {line}"), make()
+    scaled, first = make(line=f"--mom 0 --wd 0 --dtype float16 {line}"), arrays(plain)
+    clipped_steps(plain.replicas.modules[0], line)
+    steps_of_two_batches(made, 32)
+    assert_close(made, plain, 1e-6)
+    scaled._scale.value.fill_(128.0)  # the usual first scale overflows here
+    steps_of_two_batches(scaled, 32)
+    for name, expected in arrays(plain).items():
+        assert (arrays(scaled)[name] - expected).norm() < 0.02 * (expected - first[name]).norm()
+
+
+@pytest.mark.parametrize("kind, total, shares", [("dist_sync", 64, (0.5, 1.0)), ("dist_async", 32, (1.0, 2.0))])
+def test_steps_on_servers_have_each_workers_own_gradient_clipped(kind, total, shares):
+    """The second worker pushes twice what the first does: of a mean over 64 samples, or of its own 32."""
+    line = "--clip-gradient-norm 0.1"
+    words = "--update-on-kvstore 1" if kind == "dist_sync" else ""
+    made, plain = make(line=f"--mom 0 --wd 0 {line} {words}", store=ServedStore(kind)), make()
+    clipped_steps(plain.replicas.modules[0], line, shares)
+    steps_of_two_batches(made, total)
+    assert_close(made, plain, 1e-6)
+
+
+def binary(logits, targets):
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / 10
+
+
+def one_hot(labels, on=1.0, off=0.0):
+    return torch.nn.functional.one_hot(labels, 10) * (on - off) + off
+
+
+LOSSES = {  # of the sum over a batch with 10 classes; the targets are those of timm's BinaryCrossEntropy
+    "--label-smoothing 0.1": lambda logits, labels: torch.nn.functional.cross_entropy(
+        logits, one_hot(labels, 0.91, 0.01), reduction="sum"
+    ),
+    "--loss bce": lambda logits, labels: binary(logits, one_hot(labels)),
+    "--loss ce,bce --label-smoothing 0.2": lambda logits, labels: binary(logits, one_hot(labels, 0.82, 0.02)),
+    "--loss bce --label-smoothing 0.2 --bce-threshold 0.01": lambda logits, labels: binary(
+        logits, one_hot(labels, 1.0, 1.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("line", LOSSES)
+def test_losses_are_those_of_torchs_functions_and_the_cross_entropy_is_reported(line):
+    made, plain = make(line=f"--mom 0 --wd 0 {line}"), make()
+    module, (images, labels) = plain.replicas.modules[0], batch()
+    logits, expected = module(torch.from_numpy(images)), torch.from_numpy(labels)
+    (LOSSES[line](logits, expected) / 20).backward()
+    torch.optim.SGD(module.parameters(), lr=0.5).step()
+    made.train_step(images, labels, total=20, learning_rate=0.5)
+    assert_close(made, plain, 1e-6)
+    cross_entropy = torch.nn.functional.cross_entropy(logits, expected, reduction="sum").item()
+    assert made.take_sums().cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
 
 
 def test_the_seed_of_a_step_is_the_same_in_every_version():

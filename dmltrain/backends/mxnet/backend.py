@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
 
 
+LOSS = "its loss is gluon's cross-entropy of whole labels"
+CLIP = "its gradients go from backward to the kvstore, and there is no step between them"
+AVERAGE = "its trainer keeps one copy of the weights on each device, and none of an average"
+
+
 class MXNetBackend:
     """There is no float16, because the trainer does not scale the loss, and no compilation, because a network always is
     one graph. ps-lite has TCP and 2-bit compression only, and no bounded staleness."""
@@ -29,6 +34,15 @@ class MXNetBackend:
         transports=("auto", "tcp"),
         suffix=".npz",
         update_on_kvstore=True,
+        lacks={
+            "label_smoothing": LOSS,
+            "bce_threshold": LOSS,
+            "loss=bce": LOSS,
+            "clip_gradient_norm": CLIP,
+            "clip_gradient_value": CLIP,
+            "ema_decay": AVERAGE,
+            "swa_from": AVERAGE,
+        },
     )
 
     def load(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dmltrain.backends.backend import CommonArray, Settings
+from dmltrain.backends.backend import CommonArray, Settings, decayed
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.base.errors import UserError
@@ -112,6 +112,6 @@ class StepOnServers:
 def optimizer_spec(settings: Settings, network: Network, learned: list[Learned]) -> dict[str, Any]:
     """settings.optimizer with MXNet's defaults, and the network's multipliers of learning rate and weight decay."""
     arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings)
-    parameters = {parameter.name: parameter for parameter in network.parameters()}
+    parameters = {parameter.name: parameter for parameter in decayed(network, settings)}
     keys = mxnet_optimizer.key_numbers(settings.optimizer, {array.number: parameters[array.name] for array in learned})
     return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **arguments}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.backend import Settings
+from dmltrain.backends.backend import Settings, decayed
 from dmltrain.backends.torch import plain_step
 from dmltrain.layers import Network
 
@@ -57,12 +57,11 @@ def _groups(
     module: torch.nn.Module, network: Network, settings: Settings, row: optimizers.Torch
 ) -> list[dict[str, Any]]:
     """Parameter groups: those that learn at the usual rate and decay as usual come first, as in files of 0.4."""
-    values = dict(module.named_parameters())
+    values, learned = dict(module.named_parameters()), decayed(network, settings)
+    last = [parameter.name for parameter in learned if parameter.kind == "weight"][-1:]
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for parameter in sorted(
-        network.parameters(), key=lambda parameter: (parameter.lr_mult != 1.0, parameter.wd_mult != 1.0)
-    ):
-        of_kind = row.of_kind(parameter.kind)
+    for parameter in sorted(learned, key=lambda parameter: (parameter.lr_mult != 1.0, parameter.wd_mult != 1.0)):
+        of_kind = {**row.of_kind(parameter.kind), **(row.of_last if parameter.name in last else {})}
         key = (parameter.lr_mult, parameter.wd_mult, *of_kind.items())
         if key not in groups:
             groups[key] = {"params": [], "weight_decay": settings.wd * parameter.wd_mult, **of_kind}

@@ -15,6 +15,8 @@ from dmltrain.backends.device import gpu_index
 from dmltrain.backends.replicas import METRICS, Replicas
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
+from dmltrain.backends.torch.average import average_of
+from dmltrain.backends.torch.recipe import Objective
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
@@ -33,7 +35,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         saved: Mapping[str, torch.Tensor] | None,
     ) -> None:
         super().__init__(network, list(map(find_device, settings.device_names)), normalisation, settings.top_k)
-        self._dtype = getattr(torch, settings.dtype)
+        self._dtype, self._loss = getattr(torch, settings.dtype), Objective(settings)
         self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
         torch_layers.initialise(first, network, settings.seed)
@@ -41,6 +43,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
             torch_state.load_weights(first, saved)
         self.modules = [self._placed(first, device) for device in self.devices]
         self._forwards = [compiled(module) if settings.compile else module for module in self.modules]
+        self.average = average_of(self.modules[0], settings, self._metrics)
         self.sums = [torch.zeros(METRICS, dtype=torch.float64, device=device) for device in self.devices]
 
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
@@ -69,14 +72,32 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
     def counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
         self.modules[index].train(train)
         with torch.set_grad_enabled(train):
-            with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
-                outputs = self._forwards[index](images)
-            logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
-            loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
-            self.sums[index] += count(logits.detach(), labels, loss.detach(), self.top_k)
+            logits, *auxiliary = self._outputs(self._forwards[index], images)
+            loss = self._loss(logits, labels) if train else functional.cross_entropy(logits, labels, reduction="sum")
+            reported = loss.detach()
+            if train and not self._loss.is_cross_entropy:
+                reported = functional.cross_entropy(logits.detach(), labels, reduction="sum")
+            self.sums[index] += count(logits.detach(), labels, reported, self.top_k)
             for weight, others in zip(self.auxiliary_weights, auxiliary, strict=False):  # none in evaluation
-                loss = loss + weight * functional.cross_entropy(others, labels, reduction="sum")
+                loss = loss + weight * self._loss(others, labels)
         return loss
+
+    def _outputs(self, forward: Callable[[torch.Tensor], Any], images: torch.Tensor) -> list[torch.Tensor]:
+        """Of the network, and in training of its auxiliary classifiers."""
+        with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            outputs = forward(images)
+        return [output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+    def _metrics(self, module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            logits = self._outputs(module, images)[0]
+            return count(logits, labels, functional.cross_entropy(logits, labels, reduction="sum"), self.top_k)
+
+    def evaluate(self, images: Array, labels: Array) -> None:
+        super().evaluate(images, labels)
+        for part in self.parts(images, labels) if self.average and self.average.is_there else ():
+            if part:
+                self.average.evaluate(*part)  # type: ignore[union-attr]  # the condition above
 
     def no_loss(self, index: int, left_out: Collection[nn.Parameter]) -> torch.Tensor:
         """The loss of a device without samples, which takes part in the step all the same: 0, with a gradient of zeros
@@ -92,8 +113,9 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         tensor.copy_(torch.from_numpy(values))
 
     def statistics(self, index: int) -> list[torch.Tensor]:
-        """Without the counters of batches."""
-        return [buffer for buffer in self.modules[index].buffers() if buffer.is_floating_point()]
+        """Without the counters of batches; with those of the average, whose network is on the first device."""
+        own = [buffer for buffer in self.modules[index].buffers() if buffer.is_floating_point()]
+        return own + (self.average.statistics() if self.average else [])
 
     # -- several devices ------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.exchange import compression, factor_rows
 from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
 from dmltrain.backends.torch.optimizer import make_optimizer, set_rate
+from dmltrain.backends.torch.recipe import Clipping
 from dmltrain.backends.torch.replicas import TorchReplicas
 from dmltrain.backends.torch.training_state import FACTORED, TrainingState
 from dmltrain.base import random_bits
@@ -49,13 +50,16 @@ class TorchTrainer(TrainerOfReplicas):
     ) -> None:
         self.replicas = TorchReplicas(network, settings, normalisation, state["model"] if state else None)
         super().__init__(self.replicas)
+        self.average = self.replicas.average
         self._is_single = len(self.replicas.modules) == 1  # else they are summed before the push
         self._scale: LossScale | None = None
+        self._clipping = Clipping(settings, store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)))
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
         self._state = TrainingState(self.replicas, self._optimizer, self._scale, store.kvstore_type.steps_alone)
         if state:
             self._state.resume(state, store)
         self._has_gradient = False  # of `accumulate`
+        self._samples = 0  # of this worker in the present step
 
     def _distributed(
         self, network: Network, settings: Settings, store: KVStore, factored: Collection[str] | None
@@ -74,10 +78,10 @@ class TorchTrainer(TrainerOfReplicas):
             outer_momentum=settings.outer_momentum,
             update_on_kvstore=bool(settings.update_on_kvstore),
             factors=factor_rows(settings, store),
-            defer=self._is_single and not settings.compile,
+            defer=self._is_single and not settings.compile and not self._clipping,
             step_early=True,
             average=False,
-            overlap=self._is_single,
+            overlap=self._is_single and not (self._clipping and self._clipping.on_servers),
             factored=factored,
         )
         return distributed.connect(self.replicas.modules[0], inner, store, choices)
@@ -111,9 +115,23 @@ class TorchTrainer(TrainerOfReplicas):
         self._has_gradient = False
         if not self._is_single:
             self.replicas.sum_gradients()
+        if self._clipping:
+            scale: Any = 1.0 if self._scale is None else self._scale.value
+            if self._clipping.on_servers:
+                scale = self._samples / total
+            else:
+                self._optimizer.reduce_gradients()
+            self._clipping(self.replicas.modules[0].parameters(), scale)
         self._optimizer.step()
+        self._average(self._optimizer.committed)
         self.reach("end", self.replicas.wait)
         return self._optimizer.committed
+
+    def _average(self, committed: Array | None) -> None:
+        """Follow the step, unless it had no samples, or the state after it came from another member."""
+        if self.replicas.average and (committed is None or committed[0]):
+            self._optimizer.settle()
+            self.replicas.average.after_step()
 
     def accumulate(self, images: Array, labels: Array, total: int) -> None:
         self.reach("begin")
@@ -126,6 +144,7 @@ class TorchTrainer(TrainerOfReplicas):
         if not self._has_gradient:
             self._optimizer.zero_grad()  # also waits for the weights, if the forward does not (without `defer`)
             self.replicas.copy_weights()
+        self._samples = len(labels) + (self._samples if self._has_gradient else 0)
         for index, part in enumerate(self.replicas.parts(images, labels)):
             loss = self.replicas.training_loss(index, part) if part else self._no_loss(index)
             if index == 0:

@@ -20,6 +20,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
+AVERAGE = "average"  # in checkpoints: the average of weights, "model" in it, beside the model
 OWN_STATES = "workers"  # in checkpoints: the own states of workers 1, 2, ...
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
@@ -39,6 +40,8 @@ class TrainingState:
             state[FACTORED] = [choice.layer.name for choice in self._optimizer.choices if choice.as_factors]
         if self._scale is not None:
             state["loss_scale"] = self._scale.state()
+        if self._replicas.average:
+            state[AVERAGE] = self._replicas.average.state()
         if residuals:
             state["residuals"] = {name: torch.from_numpy(array) for name, array in residuals.items()}
         if others:
@@ -49,6 +52,8 @@ class TrainingState:
         self._optimizer.forget_round()
         self._replicas.load(state["model"], own_statistics)
         load_state(self._optimizer, state["optimizer"])
+        if self._replicas.average:
+            self._replicas.average.load(state[AVERAGE], own_statistics)
         if self._scale is not None:
             self._scale.load_state(state["loss_scale"])
 
@@ -67,6 +72,8 @@ class TrainingState:
             self._check_order(state["model"])
         if "optimizer" in state:
             load_state(self._optimizer, state["optimizer"])
+        if self._replicas.average and AVERAGE in state:
+            self._replicas.average.load(state[AVERAGE])
         were_alone = OUTER in state.get("optimizer", {})
         # With dist_local, codecs compress differences of weights: residuals of gradients do not fit these.
         if residuals is not None and were_alone == self._steps_alone:
@@ -89,6 +96,7 @@ class TrainingState:
         """See Trainer."""
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         arrays = self._replicas.common_arrays()
+        arrays += self._replicas.average.common_arrays() if self._replicas.average else []
         arrays += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
         if (scale := self._scale) and not self._steps_alone:
             read, write = (lambda: np.array(scale.state())), (lambda values: scale.load_state(values.tolist()))

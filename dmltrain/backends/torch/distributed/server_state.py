@@ -16,11 +16,13 @@ SERVERS, ORDERS = "servers", "orders"  # in a state_dict: the servers' states, a
 
 
 def options_of_keys(store: KVStore, optimizer: torch.optim.Optimizer, buckets: Iterable[Bucket]) -> dict[int, Any]:
-    """Number of a bucket's key -> the options of its group, and the number of its first parameter if it has one."""
+    """Number of a bucket's key -> the options of its group, and of its first parameter the number, if it has one, and
+    the rows of the matrix, 0 for none. (Only where each key has one parameter does an optimizer ask for these.)"""
     return {
         store.key_number(bucket.name): {
             **optimizer.param_groups[bucket.group],
             "number": optimizer.state.get(bucket.parameters[0], {}).get("number"),
+            "rows": bucket.parameters[0].shape[0] if bucket.parameters[0].dim() > 1 else 0,
         }
         for bucket in buckets
     }

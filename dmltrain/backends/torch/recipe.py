@@ -1,0 +1,64 @@
+"""What today's recipes change in a step of PyTorch: the loss, and the gradients between backward and the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from dmltrain.backends.backend import Settings
+from dmltrain.logs.metric import BCE
+
+
+class Objective:
+    """The loss that `settings` ask for: `objective(logits, labels)` is its sum over the samples. logits: float32
+    (N, classes); labels: int64 (N,)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._smoothing, self._threshold = settings.label_smoothing, settings.bce_threshold
+        self._binary = BCE in settings.loss
+        self.is_cross_entropy = not (self._smoothing or self._binary)
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if not self._binary:
+            return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=self._smoothing)
+        targets = self._targets(labels, logits)
+        if self._threshold is not None:
+            targets = targets.gt(self._threshold).to(logits.dtype)
+        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[1]
+
+    def _targets(self, labels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """(N, classes): of timm's BinaryCrossEntropy."""
+        off = self._smoothing / like.shape[1]
+        return torch.full_like(like, off).scatter_(1, labels[:, None], 1.0 - self._smoothing + off)
+
+
+class Clipping:
+    """Clipping of gradients by value and by their norm, as `settings` ask for.
+
+    With the optimizer on the workers it is the mean of all workers that is clipped, by torch's formulas. With
+    `on_servers` these get each worker's part of the mean; there each worker clips the mean over its own samples.
+    """
+
+    def __init__(self, settings: Settings, on_servers: bool) -> None:
+        self._norm, self._value = settings.clip_gradient_norm, settings.clip_gradient_value
+        self.on_servers = on_servers
+
+    def __bool__(self) -> bool:
+        return self._norm is not None or self._value is not None
+
+    def __call__(self, parameters: Iterable[torch.nn.Parameter], scale: Any) -> None:
+        """Clip the gradients, which are `scale` (a number, or a tensor of one) times those that the limits are about:
+        by the loss scale, or as a worker's part of a mean. 0: the worker has no samples."""
+        if isinstance(scale, float) and not scale:
+            return
+        clipped = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
+        if self._value is not None:
+            for gradient in gradients:
+                gradient.clamp_(-self._value * scale, self._value * scale)
+        if self._norm is not None:
+            clip_grads_with_norm_(clipped, self._norm, get_total_norm(gradients) / scale)

@@ -1,0 +1,96 @@
+"""The options of the group Recipes: what today's training recipes added to those of MXNet and Caffe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dmltrain.backends.backend import WITHOUT_DECAY
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore import types
+from dmltrain.logs.metric import BCE
+from dmltrain.options.field import Group, flag, option
+from dmltrain.options.values import integer, number, several_of
+
+if TYPE_CHECKING:
+    from dmltrain.options.table import Options
+
+GROUP = "Recipes"
+
+
+@dataclass(frozen=True)
+class RecipeOptions(Group):
+    """See `Options`."""
+
+    equal_on_members = True
+
+    label_smoothing: float = option(
+        GROUP,
+        "share of each label that is spread evenly over all classes, below 1; the metrics of the log are without it",
+        number(0.0),
+        0.0,
+        metavar="SHARE",
+    )
+    bce_threshold: float | None = option(
+        GROUP,
+        f"--loss {BCE}: a class whose target is above this counts as 1, any other as 0 (default: targets as they are)",
+        number(0.0),
+        metavar="TARGET",
+    )
+
+    clip_gradient_norm: float | None = option(
+        GROUP,
+        "scale gradients down to this norm over all weights if theirs is larger: the mean gradient of all workers, or "
+        "each worker's own where servers or a worker alone make the steps",
+        number(0.0, above=True),
+        metavar="NORM",
+    )
+    clip_gradient_value: float | None = option(
+        GROUP,
+        "limit each number of these gradients to this, in both directions; before --clip-gradient-norm",
+        number(0.0, above=True),
+        metavar="VALUE",
+    )
+    no_wd_on: tuple[str, ...] = option(
+        GROUP,
+        "kinds of weights without weight decay, whatever the network says: norms, biases",
+        several_of("kind of weights", WITHOUT_DECAY),
+        (),
+        metavar="KIND,KIND",
+    )
+
+    ema_decay: float | None = option(
+        GROUP,
+        "also keep an exponential average of the weights, whose part that stays in each step is this, below 1; it is "
+        "validated after each epoch, and saved in the checkpoints",
+        number(0.0),
+        metavar="DECAY",
+    )
+    swa_from: int | None = option(
+        GROUP,
+        "also keep the mean of the weights after this epoch and each later one, counted from 1; validated and saved as "
+        "with --ema-decay",
+        integer(1),
+        metavar="EPOCH",
+    )
+
+    @staticmethod
+    def check(options: Options) -> None:
+        if options.label_smoothing >= 1.0:
+            raise UserError(f"--label-smoothing {options.label_smoothing:g}: expected a share below 1")
+        if options.bce_threshold is not None and BCE not in options.loss:
+            raise UserError(f"{flag('bce_threshold')} needs --loss {BCE}: it is about the targets of that loss")
+        _check_average(options)
+
+
+def _check_average(options: Options) -> None:
+    if options.ema_decay is not None and options.swa_from is not None:
+        raise UserError("--ema-decay and --swa-from exclude each other: a run keeps one average; give one of them")
+    if (options.ema_decay or 0.0) >= 1.0:
+        raise UserError(f"--ema-decay {options.ema_decay:g}: expected a number below 1")
+    kind = types.find(options.kv_store)
+    if options.ema_decay is not None and kind.distributed and not kind.steps_together:
+        raise UserError(
+            f"--ema-decay: with --kv-store {options.kv_store} the workers' weights differ between two steps, so there "
+            "is no one average of them: use --kv-store dist_sync, or --swa-from, which averages at the ends of epochs"
+        )
