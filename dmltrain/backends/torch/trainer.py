@@ -107,7 +107,8 @@ class TorchTrainer(TrainerOfReplicas):
             self._optimizer.round(total, checksum)
         set_rate(self._optimizer, learning_rate)
         self.reach("begin")
-        self._backward(images, labels, total)
+        if total:
+            self._backward(images, labels, total)
         self._has_gradient = False
         if not self._is_single:
             self.replicas.sum_gradients()
@@ -152,8 +153,14 @@ class TorchTrainer(TrainerOfReplicas):
     ) -> dict[str, Any]:
         return self._state.give(residuals, others)
 
-    def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
-        self._state.take(state, own_statistics)
+    def shared_state(self) -> dict[str, Any]:
+        with self._optimizer.shared():
+            state = self._state.give(None, ())
+        self.replicas.copy_weights()
+        return state
+
+    def take_state(self, state: Mapping[str, Any], only_step: bool = False) -> None:
+        self._state.take(state, only_step)
 
     def own_state(self) -> dict[str, Any]:
         return self._state.own()

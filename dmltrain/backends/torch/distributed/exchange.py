@@ -12,7 +12,8 @@ An exchange has three parts, each of which knows nothing of the others' choices:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +72,11 @@ class Exchange:
 
     def synchronize(self) -> None:
         self.gradients.settle()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        self.synchronize()
+        yield
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

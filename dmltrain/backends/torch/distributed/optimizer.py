@@ -147,6 +147,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         their latest weights. With dist_local it averages the workers' weights; there every worker must call it."""
         self._exchange.synchronize()
 
+    def shared(self) -> AbstractContextManager[None]:
+        """In an elastic job: inside this context the model's weights and `state_dict` are what a worker that joins gets
+        of this one."""
+        return self._exchange.shared()
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside this context only add to the gradients. The first one after it pushes them."""
         return self._exchange.gradients.accumulate()
