@@ -64,6 +64,8 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, k
         ("on workers", "--macrobatch-size 40 --snapshot 1"),
         pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
         pytest.param("on workers", "--dtype float16", marks=thorough),
+        ("dist_local", STOPS),
+        pytest.param("dist_local", "--macrobatch-size 40 --gc-type int8 --dtype float16", marks=thorough),
     ],
 )
 def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
@@ -243,7 +245,7 @@ def test_a_replacement_of_a_server_that_waits_at_the_end_ends_with_the_job(jobs)
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 NOT_WITH = "--elastic does not work with {}: "
-NEEDS = "needs --kv-store dist_sync, dist_async or dist_ssp (this is {})"
+NEEDS = "needs --kv-store dist_sync, dist_async, dist_ssp or dist_local (this is {})"
 OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
 WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares links")  # other values are allowed
 BY_TIME = "--snapshot-on-signal 5 --model-prefix m"
@@ -251,7 +253,7 @@ REFUSED = {
     **{words: NOT_WITH.format(words) for words in WHOLE},
     "--gc-threshold 0.5 --gc-type 2bit": NOT_WITH.format("--gc-threshold"),
     f"{BY_TIME} --audit there": NOT_WITH.format("--snapshot-on-signal and --audit or --replay"),
-    "--kv-store dist_local": NEEDS.format("dist_local"),
+    "--kv-store dist_local --balance": f"--balance {OF_ALL.replace('ssp', 'local')}",
     "--kv-store local": NEEDS.format("local"),
     "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
     "--backend mxnet": "--backend mxnet cannot do this, because ps-lite ends",

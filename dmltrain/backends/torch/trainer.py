@@ -107,8 +107,7 @@ class TorchTrainer(TrainerOfReplicas):
             self._optimizer.round(total, checksum)
         set_rate(self._optimizer, learning_rate)
         self.reach("begin")
-        if total:
-            self._backward(images, labels, total)
+        self._backward(images, labels, total)
         self._has_gradient = False
         if not self._is_single:
             self.replicas.sum_gradients()
@@ -124,6 +123,8 @@ class TorchTrainer(TrainerOfReplicas):
         self.reach("end", self.replicas.wait)
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
+        if not total:
+            return
         if not self._has_gradient:
             self._optimizer.zero_grad()  # also waits for the weights, if the forward does not (without `defer`)
             self.replicas.copy_weights()
