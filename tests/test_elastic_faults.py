@@ -218,7 +218,9 @@ JOBS = {
     "nobody, with steps of their own": Row("", "dist_ssp", options="--staleness 2"),
     "one in the view without the other": Row(f"{PUSHED},2:before:exchange:1:kill", "dist_ssp", workers=4),
     "one when all have told what they hold": Row(f"{PUSHED},2:before:settle:1:kill", "dist_async", workers=4),
-    "a worker between averages": Row(BETWEEN_AVERAGES, "dist_local", says=["any: View 2 after op 1: workers 0, 2; 12 "]),
+    "a worker between averages": Row(
+        BETWEEN_AVERAGES, "dist_local", says=["any: View 2 after op 1: workers 0, 2; 12 "]
+    ),
     "a worker in an average": Row("1:before:complete:2:kill", "dist_local", "int8"),
     "the leader in the last average of an epoch": Row("0:after:pushpull:8:kill", "dist_local", options=RESNET),
     # Servers are lost.

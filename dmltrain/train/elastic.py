@@ -86,7 +86,7 @@ def save_at_stop(run: Run) -> None:
     assert run.member
     assignment, epoch, store = run.member.journal.assignment, run.member.journal.epoch, run.store
     assert assignment is not None
-    run.trainer.synchronize()  # with dist_local this gives up the steps since the last average
+    run.trainer.take_state(run.trainer.shared_state(), only_step=True)  # without local steps since the last average
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
     position = run.plan.after(epoch, assignment.step)
     store.repeat(partial(resume.save, run, position))

@@ -52,7 +52,8 @@ class TorchTrainer(TrainerOfReplicas):
         self._is_single = len(self.replicas.modules) == 1  # else they are summed before the push
         self._scale: LossScale | None = None
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
-        self._state = TrainingState(self.replicas, self._optimizer, self._scale, store.kvstore_type.steps_alone)
+        self._steps_alone = store.kvstore_type.steps_alone
+        self._state = TrainingState(self.replicas, self._optimizer, self._scale, self._steps_alone)
         if state:
             self._state.resume(state, store)
         self._has_gradient = False  # of `accumulate`
@@ -155,10 +156,10 @@ class TorchTrainer(TrainerOfReplicas):
         return self._state.give(residuals, others)
 
     def shared_state(self) -> dict[str, Any]:
+        if not self._steps_alone:
+            self.synchronize()
         with self._optimizer.shared():
-            state = self._state.give(None, ())
-        self.replicas.copy_weights()
-        return state
+            return self._state.give(None, ())
 
     def take_state(self, state: Mapping[str, Any], only_step: bool = False) -> None:
         self._state.take(state, only_step)

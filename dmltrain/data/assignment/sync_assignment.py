@@ -290,7 +290,9 @@ class SyncAssignment:
         """The samples of each step of a member whose parts of rounds have these sizes, in so many steps each."""
         own = self._own_size
         return [
-            min(own, max(0, size - made * own)) for size, number in zip(sizes, steps, strict=True) for made in range(number)
+            min(own, max(0, size - made * own))
+            for size, number in zip(sizes, steps, strict=True)
+            for made in range(number)
         ]
 
     def _steps_of_later_rounds(self) -> list[int]:

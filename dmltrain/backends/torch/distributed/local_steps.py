@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.exchange import Exchange
+from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
 from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
 from dmltrain.backends.torch.distributed.layout import declared
 from dmltrain.backends.torch.distributed.members import RECEIPT, Members
@@ -58,8 +58,9 @@ class WeightAverages(Exchange):
         self._numbers = {parameter: number for number, parameter in enumerate(self.gradients.parameters())}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if not (self.members.is_known and not self.members.dealt):  # else this worker has just joined
+        if self.members.is_known and not self.members.dealt:  # this worker has just joined
+            loss = evaluated(closure)
+        else:
             self._begin()
             loss = super().step(closure)
             self._steps_made += 1
@@ -71,11 +72,14 @@ class WeightAverages(Exchange):
         return loss
 
     def synchronize(self) -> None:
-        if self.members.elastic:  # all averages are rounds: this worker gives up the steps since the last one
-            self._return()
-        else:
+        if not self.members.elastic:
             while not self._meet(last=True):
                 pass
+        elif self._steps_made:
+            raise UserError(
+                "an elastic job averages weights after so many batches of dmltrain.loader, and at the end of the loop "
+                "over it: call optimizer.synchronize() and state.save() after that loop"
+            )
 
     def _begin(self) -> None:
         """Copy the weights before the first local step, not right after the average: in between the program may load
@@ -113,9 +117,15 @@ class WeightAverages(Exchange):
         if self.members.elastic:
             self.members.begin(dealt, checksum, then)
 
+    def skip_round(self) -> bool:
+        if self.members.is_known:
+            self._meet_members()
+        return True
+
     def forget_round(self) -> None:
+        """Also the local steps since the last average."""
         self.members.forget()
-        self._steps_made = 0
+        self._return()
 
     def _meet_members(self) -> None:
         found = self.members.recognised(self._attempt)
