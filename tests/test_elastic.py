@@ -64,8 +64,8 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, k
         ("on workers", "--macrobatch-size 40 --snapshot 1"),
         pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
         pytest.param("on workers", "--dtype float16", marks=thorough),
-        ("dist_local", STOPS),
-        pytest.param("dist_local", "--macrobatch-size 40 --gc-type int8 --dtype float16", marks=thorough),
+        ("dist_local", STOPS.replace("--monitor 2 ", "")),  # a plain job shows weights before their average
+        pytest.param("dist_local", "--macrobatch-size 40 --gc-type int8 --host-sum off", marks=thorough),
     ],
 )
 def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):

@@ -7,11 +7,11 @@ kills server N when it holds this op; MEMBER:copied-N:OP: when it also has what 
 it. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it. MEMBER:own|user:OP: an error in
 this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
 sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often. MEMBER:kvstore:NAME:
-it trains with this kvstore. MEMBER:averages:N: with dist_local, and N local steps. MEMBER:alone:STEP: it kills itself in this step of its own, when it has pushed a part.
-MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP before its step, it waits for a new view, and then asks
-for the optimizer's state, alone. MEMBER:saves:OP: when it knows all members' samples of this round, and that a member
-is lost, it saves a checkpoint; MEMBER:saves-after:OP: after this round. MEMBER:agreed:OP: it kills itself when it knows
-all members' samples of this round.
+it trains with this kvstore. MEMBER:averages:N: with dist_local, and N local steps. MEMBER:alone:STEP: it kills itself
+in this step of its own, when it has pushed a part. MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP
+before its step, it waits for a new view, and then asks for the optimizer's state, alone. MEMBER:saves:OP: when it knows
+all members' samples of this round, and that a member is lost, it saves a checkpoint; MEMBER:saves-after:OP: after this
+round. MEMBER:agreed:OP: it kills itself when it knows all members' samples of this round.
 """
 
 import functools
