@@ -192,9 +192,7 @@ JOBS = {
     "a worker leaves at a snapshot": Row(f"1:before:barrier:2:leave,{INVITED.format(8, 1)}", options=STOPS),
     "a worker joins before a test": Row(INVITED.format(2, 1), options=STOPS, come=(3,)),
     "several batches a step": Row("1:after:pushpull:4:kill", options=f"{SEVERAL} --snapshot 2"),
-    "the leader in the middle of a snapshot, with local steps": Row(
-        "0:before:put:2:kill", "dist_local", "int8", f"{STOPS} {RESNET}"
-    ),
+    "the leader in the middle of a snapshot, with local steps": Row("0:before:put:2:kill", "dist_local", "int8", STOPS),
     "several batches a local step, and one joins": Row(
         JOINS.replace(":6:", ":4:"), "dist_local", options=SEVERAL, come=(3,)
     ),

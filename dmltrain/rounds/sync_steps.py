@@ -108,7 +108,7 @@ class SyncRounds:
         positions = present.positions_of(store.member)
         if self._made == 0:
             self._begin_round(positions)
-        self._ends = self._made + 1 >= present.steps_of(store.member)
+        self._ends = self._made + 1 >= present.round.steps_of(store.member)
         self.checksum = sample_checksum.of(positions) if self._ends else None
         if not store.kvstore_type.steps_alone:
             return positions, present.round.size

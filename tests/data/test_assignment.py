@@ -74,7 +74,7 @@ def test_without_faults_it_is_todays_assignment(count, samples, workers, batch, 
             expected = same.order[slice(*same.bounds(step))]
             assert np.array_equal(epoch.samples_at(assignment.step_of(rank, made)), expected)
             assert np.array_equal(part.words(*part.bounds(step)), same.words(*same.bounds(step)))
-        if made + 1 == assignment.steps_of(0):
+        if made + 1 == assignment.round.steps_of(0):
             assignment.committed(range(workers))
     assert assignment.finished and assignment.done == shared.samples and not len(assignment.returned)
     for part, same in zip(whole, parts, strict=True):
@@ -191,7 +191,7 @@ def _check_parts(assignment, epoch, words):
     steps = dict.fromkeys(parts, 0)
     while not ahead.finished:
         for member, part in parts.items():
-            for made in range(ahead.steps_of(member)):
+            for made in range(ahead.round.steps_of(member)):
                 start, stop = part.bounds(steps[member])
                 positions = ahead.step_of(member, made)
                 assert np.array_equal(part.order[start:stop], epoch.samples_at(positions))
@@ -272,7 +272,7 @@ def test_a_new_member_deals_as_the_others_do():
             assert (copied.step, copied.steps, copied.finished) == (assignment.step, assignment.steps, False)
             for member in (0, 1, 2):
                 assert copied.positions_of(member).tolist() == assignment.positions_of(member).tolist()
-                assert copied.steps_of(member) == assignment.steps_of(member)
+                assert copied.round.steps_of(member) == assignment.round.steps_of(member)
             for each in (assignment, copied):
                 each.committed([0, 1, 2])
         assert copied.finished

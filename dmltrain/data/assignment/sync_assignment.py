@@ -35,11 +35,13 @@ from dmltrain.data.assignment.ranges import numbers, ranges
 @dataclass(frozen=True)
 class Division:
     """How a round of `batch` samples is divided. `shares`: the samples of each member, in the order of `members`; if
-    empty, all members get equally many, the first ones perhaps one more."""
+    empty, all members get equally many, the first ones perhaps one more. `local_steps`: so many steps of each member
+    make the round."""
 
     members: tuple[int, ...]
     batch: int
     shares: tuple[int, ...] = ()
+    local_steps: int = 1
 
     def __post_init__(self) -> None:
         if self.shares and (len(self.shares) != len(self.members) or sum(self.shares) != self.batch):
@@ -47,6 +49,20 @@ class Division:
                 f"shares {self.shares} of {self.batch} samples for the members {self.members}, expected one for each "
                 f"member, {self.batch} together"
             )
+
+    @property
+    def step_size(self) -> int:
+        """The samples of all members in a step."""
+        return self.batch // self.local_steps
+
+    @property
+    def own_size(self) -> int:
+        """A member has at most so many samples in a step; with local steps exactly, but for the round's last ones."""
+        return self.step_size if self.local_steps == 1 else self.step_size // len(self.members)
+
+    def steps(self, size: int) -> int:
+        """How many steps a round of this size has; only the last round of an assignment has fewer than others."""
+        return -(-size // self.step_size)
 
     @cached_property
     def places(self) -> Array:
@@ -80,6 +96,10 @@ class RoundAssignment:
     def members(self) -> tuple[int, ...]:
         """Those who have a part of the round."""
         return self.division.members
+
+    def steps_of(self, member: int) -> int:
+        """How many steps of the member the round has, perhaps without samples; 1 also if it has no part."""
+        return self.division.steps(self.size) if member in self.members else 1
 
     def of(self, member: int) -> Array:
         """The member's part; empty for a worker that is not one of `members`."""
@@ -184,31 +204,17 @@ class SyncAssignment:
 
     def step_after(self, made: int) -> int:
         """`step` when each member has made so many steps of the present round."""
-        return self.step if self.local_steps == 1 else (self.done + made * self._step_size) // self.batch
-
-    def steps_of(self, member: int) -> int:
-        """How many steps of the member the present round has, perhaps without samples; 1 also if it has no part."""
-        return -(-self.round.size // self._step_size) if member in self.round.members else 1
+        return (self.done + made * self.round.division.step_size) // self.batch if made else self.step
 
     def step_of(self, member: int, made: int) -> Array:
         """The positions of the member's next step of the present round, of which it has made so many, int64."""
-        start = made * self._own_size
-        return self.positions_of(member)[start : start + self._own_size]
-
-    @property
-    def _step_size(self) -> int:
-        """The samples of all members in a step of the present round."""
-        return self.round.division.batch // self.local_steps
-
-    @property
-    def _own_size(self) -> int:
-        """At most so many samples of one member in a step; with local steps exactly, but for the round's last ones."""
-        return self._step_size if self.local_steps == 1 else self.per_member // self.local_steps
+        own = self.round.division.own_size
+        return self.positions_of(member)[made * own : (made + 1) * own]
 
     def enter(self, members: Sequence[int], shares: Sequence[int] = ()) -> None:
         """Set the members, and their shares, for the next round. The present round keeps its parts: it is carried."""
         size = self.per_member * len(members) or self.batch
-        self.division = Division(tuple(members), size, tuple(shares))  # of the next round
+        self.division = Division(tuple(members), size, tuple(shares), self.local_steps)  # of the next round
 
     def committed(self, members: Sequence[int], shares: Sequence[int] = ()) -> None:
         """Go on to the next round: the present one was completed in a view of these members. The parts of all others
@@ -218,7 +224,7 @@ class SyncAssignment:
         self.enter(members, shares)
         self._to_reassign = self._returned
         self.done = self.samples - self._count + self._next_new - len(self._to_reassign)
-        self.steps += -(-self.round.size // self._step_size)
+        self.steps += self.round.division.steps(self.round.size)
         self.round = self._next_round()
 
     def after(self, members: Sequence[int], shares: Sequence[int] = ()) -> SyncAssignment:
@@ -238,8 +244,7 @@ class SyncAssignment:
     def state(self) -> dict[str, Any]:
         """What a new member needs to go on with the others: arrays and whole numbers."""
         return {
-            "counts": [self.samples, self.batch, self.per_member, self.local_steps],
-            "made": [self.done, self.steps, self._next_new],
+            "counts": [self.samples, self.batch, self.per_member, self.done, self.steps, self._next_new],
             "of": None if self._positions is None else [*map(list, ranges(self._positions))],
             "next": _row(self.division),
             "back": self._to_reassign.tolist(),
@@ -250,10 +255,11 @@ class SyncAssignment:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> SyncAssignment:
         """The inverse of `state`."""
-        samples, batch, per_member, local_steps = state["counts"]
+        samples, batch, per_member, done, steps, next_new = state["counts"]
         next_division, present = (_division(state[name]) for name in ("next", "dealt"))
-        assignment = cls(samples, batch, next_division.members, next_division.shares, per_member, local_steps)
-        assignment.done, assignment.steps, assignment._next_new = state["made"]
+        members, shares, local_steps = next_division.members, next_division.shares, next_division.local_steps
+        assignment = cls(samples, batch, members, shares, per_member, local_steps)
+        assignment.done, assignment.steps, assignment._next_new = done, steps, next_new
         if state["of"] is not None:
             assignment._positions = numbers(state["of"])
             assignment._count = len(assignment._positions)
@@ -267,15 +273,15 @@ class SyncAssignment:
         offsets, ahead, pieces, steps = self.division.offsets(member), copy.copy(self), [], list[int]()
         while not ahead.finished and ahead._is_mixed():
             pieces.append(ahead.round.of(member))
-            steps.append(ahead.steps_of(member))
+            steps.append(ahead.round.steps_of(member))
             ahead.committed(self.members, self.division.shares)
         later, counts = ahead._later_rounds(offsets)
         positions = self._positions_at(np.concatenate([*pieces, later]))
         sizes = [*map(len, pieces), *counts.tolist()]
         if self.local_steps > 1:
-            sizes = self._sizes_of_steps(sizes, [*steps, *ahead._steps_of_later_rounds()])
+            sizes = _sizes_of_steps(sizes, [*steps, *ahead._steps_of_later_rounds()], self.division.own_size)
         ends = np.cumsum([0, *sizes]).tolist()
-        largest = max(1, *sizes, self.per_member // self.local_steps if self.local_steps > 1 else len(offsets))
+        largest = max(1, *sizes, min(len(offsets), self.division.own_size))
 
         def bounds(step: int) -> tuple[int, int]:
             return ends[step], ends[step + 1]
@@ -286,20 +292,11 @@ class SyncAssignment:
         order, at_once = epoch.samples_at(positions), window(epoch.shared.shuffle, len(self.members))
         return Part(order, len(ends) - 1, largest, bounds, words, at_once)
 
-    def _sizes_of_steps(self, sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
-        """The samples of each step of a member whose parts of rounds have these sizes, in so many steps each."""
-        own = self._own_size
-        return [
-            min(own, max(0, size - made * own))
-            for size, number in zip(sizes, steps, strict=True)
-            for made in range(number)
-        ]
-
     def _steps_of_later_rounds(self) -> list[int]:
         """See _later_rounds: how many steps each round has."""
-        size, step = self.division.batch, self.division.batch // self.local_steps
+        size = self.division.batch
         starts = range(self._next_new - self.round.size, self._count, size)
-        return [-(-min(size, self._count - start) // step) for start in starts]
+        return [self.division.steps(min(size, self._count - start)) for start in starts]
 
     def _is_mixed(self) -> bool:
         """Whether this round is carried or has returned positions; if not, no later round is mixed either."""
@@ -318,9 +315,16 @@ class SyncAssignment:
 
 
 def _row(division: Division) -> list[Any]:
-    return [list(division.members), division.batch, list(division.shares)]
+    return [list(division.members), division.batch, list(division.shares), division.local_steps]
 
 
 def _division(row: Sequence[Any]) -> Division:
-    members, batch, shares = row
-    return Division(tuple(members), batch, tuple(shares))
+    members, batch, shares, local_steps = row
+    return Division(tuple(members), batch, tuple(shares), local_steps)
+
+
+def _sizes_of_steps(sizes: Sequence[int], steps: Sequence[int], own: int) -> list[int]:
+    """The samples of each step of a member whose parts of rounds have these sizes, in so many steps each."""
+    return [
+        min(own, max(0, size - made * own)) for size, number in zip(sizes, steps, strict=True) for made in range(number)
+    ]
