@@ -86,7 +86,7 @@ class Row:
         """No other job makes the steps of single workers, nor loses what a server had that made the steps."""
         if self.replayed is not None:
             return self.replayed
-        return self.steps == "on workers" or (self.steps == "on servers" and not self.loses_server)
+        return self.steps in ("on workers", "dist_local") or (self.steps == "on servers" and not self.loses_server)
 
     def victims(self, what: str) -> list[str]:
         """The names of the processes to which this happens."""
@@ -107,6 +107,7 @@ STEPS = {  # who makes steps -> options
     "on servers": "--update-on-kvstore 1 --mom 0.9",
     "dist_ssp": "--kv-store dist_ssp --staleness 1 --mom 0.9 --lr 0.02",
     "dist_async": "--kv-store dist_async --mom 0.9 --lr 0.02",
+    "dist_local": "--kv-store dist_local --local-steps 3 --mom 0.9 --lr 0.02 --outer-momentum 0.5",
 }
 WAYS = {  # on the wire -> transport, DMLTRAIN_WIRE, options
     "default": ("auto", "", ""),

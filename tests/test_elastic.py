@@ -64,6 +64,8 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, k
         ("on workers", "--macrobatch-size 40 --snapshot 1"),
         pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
         pytest.param("on workers", "--dtype float16", marks=thorough),
+        ("dist_local", STOPS.replace("--monitor 2 ", "")),  # a plain job shows weights before their average
+        pytest.param("dist_local", "--macrobatch-size 40 --gc-type int8 --host-sum off", marks=thorough),
     ],
 )
 def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
@@ -191,6 +193,11 @@ HEARD = INVITED.format(6, 1)
 NOTICES = {
     "steps of all": (f"1:after:pushpull:7:leave,{HEARD}", []),
     # Worker 1 is in the middle of a step then, which it makes no more: nobody may wait for it.
+    # Worker 1 has made a local step of the second average then, and makes no more.
+    "local steps": (
+        "1:before:train_step:3:leave,1:before:train_step:4:until/after/announce/2,0:before:train_step:3:until/after/invite/1",
+        STEPS["dist_local"].split(),
+    ),
     "own steps": (f"1:after:push:6:leave,1:before:push:7:until/after/announce/2,{INVITED.format(3, 1)}", OWN_STEPS),
 }
 
@@ -213,7 +220,7 @@ def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs, faults,
         other.succeed()
         assert re.search(r"Loaded checkpoint of epoch 0 and \d+ steps of the next", other.output("worker-0"))
         found |= digests(other, (0, 1))
-    assert words or len(found) == 1, "an elastic job goes on from it as a plain one does"
+    assert words == OWN_STEPS or len(found) == 1, "an elastic job goes on from it as a plain one does"
 
 
 @thorough
@@ -243,7 +250,7 @@ def test_a_replacement_of_a_server_that_waits_at_the_end_ends_with_the_job(jobs)
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 NOT_WITH = "--elastic does not work with {}: "
-NEEDS = "needs --kv-store dist_sync, dist_async or dist_ssp (this is {})"
+NEEDS = "needs --kv-store dist_sync, dist_async, dist_ssp or dist_local (this is {})"
 OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
 WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares links")  # other values are allowed
 BY_TIME = "--snapshot-on-signal 5 --model-prefix m"
@@ -251,7 +258,7 @@ REFUSED = {
     **{words: NOT_WITH.format(words) for words in WHOLE},
     "--show-schedule": NOT_WITH.format("--show-schedule"),
     f"{BY_TIME} --audit there": NOT_WITH.format("--snapshot-on-signal and --audit or --replay"),
-    "--kv-store dist_local": NEEDS.format("dist_local"),
+    "--kv-store dist_local --balance": f"--balance {OF_ALL.replace('ssp', 'local')}",
     "--kv-store local": NEEDS.format("local"),
     "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
     "--backend mxnet": "--backend mxnet cannot do this, because ps-lite ends",

@@ -65,7 +65,7 @@ MOMENTS = {  # kind -> exact moments of jobs whose workers make steps together, 
 BEFORE = {"while the view changes": ["3:after:push 4.1:kill"]}
 AS_LEADER = {"kill": "before:put:2", "leave": "before:put:2", "stop": "before:write:1"}  # in the checkpoint
 WAYS = ["shared memory", "TCP", "int8", "bf16"]
-STEPS = ["on workers", "on servers", "dist_ssp", "dist_async"]
+STEPS = ["on workers", "on servers", "dist_ssp", "dist_async"]  # dist_local has rows of the second table
 TWICE = (0, 2, 3, 1)  # a number of the field of 4 elements, whose sum is the exclusive or, times its element 2
 thorough, exhaustive = pytest.mark.thorough, pytest.mark.exhaustive
 
@@ -132,6 +132,8 @@ REPLACED = [(0, 1), (0,), (0, 1)]
 STATISTICS = "Batch-norm statistics of worker 1 since the last merge are lost; weights do not need them"
 STATE = "the optimizer's state of"
 EACH_STEP = "--server-snapshot 0"
+# With dist_local an epoch of 3 workers has 9 steps, and an average after each three of them: 3 rounds of 3 pushes.
+BETWEEN_AVERAGES = "1:before:train_step:5:kill"
 # Iterations of a job of 3 workers: 9 in the first epoch, 2 in the second. The first snapshot is after 3 rounds and a
 # test.
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
@@ -190,6 +192,10 @@ JOBS = {
     "a worker leaves at a snapshot": Row(f"1:before:barrier:2:leave,{INVITED.format(8, 1)}", options=STOPS),
     "a worker joins before a test": Row(INVITED.format(2, 1), options=STOPS, come=(3,)),
     "several batches a step": Row("1:after:pushpull:4:kill", options=f"{SEVERAL} --snapshot 2"),
+    "the leader in the middle of a snapshot, with local steps": Row("0:before:put:2:kill", "dist_local", "int8", STOPS),
+    "several batches a local step, and one joins": Row(
+        JOINS.replace(":6:", ":4:"), "dist_local", options=SEVERAL, come=(3,)
+    ),
     "several batches a step, and one joins": Row(JOINS.replace(":6:", ":2:"), "dist_ssp", options=SEVERAL, come=(3,)),
     "several batches a step on servers": Row("1:after:push:4:kill", "on servers", options=f"{SEVERAL} {RESNET}"),
     # The first steps overflow, and all halve the loss scale.
@@ -213,6 +219,11 @@ JOBS = {
     "nobody, with steps of their own": Row("", "dist_ssp", options="--staleness 2"),
     "one in the view without the other": Row(f"{PUSHED},2:before:exchange:1:kill", "dist_ssp", workers=4),
     "one when all have told what they hold": Row(f"{PUSHED},2:before:settle:1:kill", "dist_async", workers=4),
+    "a worker between averages": Row(
+        BETWEEN_AVERAGES, "dist_local", says=["any: View 2 after op 1: workers 0, 2; 12 "]
+    ),
+    "a worker in an average": Row("1:before:complete:2:kill", "dist_local", "int8"),
+    "the leader in the last average of an epoch": Row("0:after:pushpull:8:kill", "dist_local", options=RESNET),
     # Servers are lost.
     "a server in the last op": Row("2:before:complete:24:server/1", late=True),
     # Worker 0 holds op 4 when it kills the server, the others do not.
@@ -223,6 +234,11 @@ JOBS = {
     ),
     "a server is killed, and who lacks its results gets statistics": Row(
         f"0:after:complete:4:server/1,{LACK}", options=RESNET, views={"behind": [(1, 2)]}
+    ),
+    "a server is killed, and who lacks the average gets it from another": Row(
+        f"0:after:complete:2:server/1,{LACK.replace(':4:', ':2:')}",
+        "dist_local",
+        views={"behind": [(1, 2)]},
     ),
     # It waits in the barrier that follows.
     "who holds the last round of an epoch alone gives its step to the others": Row(
@@ -268,6 +284,12 @@ JOBS = {
         way="int8",
         workers=4,
     ),
+    "a worker leaves after an average": Row(
+        "1:before:train_step:5:leave,0:before:train_step:6:until/after/invite/1",
+        "dist_local",
+        views={"members": [(0, 1, 2), (0, 2)], "base": [2]},
+    ),
+    "the leader leaves with residuals, dist_local": Row(f"0:before:train_step:5:leave,{HEARD}", "dist_local", "int8"),
     # No later view tells it of the loss. It would wait for longer than the test does.
     "who leaves does not wait for a server that is lost meanwhile": Row(
         f"1:after:pushpull:7:leave,1:before:close:1:server/1,{HEARD}", env="LEAVE_SECONDS=600"
@@ -460,6 +482,10 @@ JOBS = {
     ),
     # In a replay, too, where the worker is the same process as before.
     "a replacement begins without residuals": Row(f"{KILL},{JOINS}", way="int8", servers=1, workers_come=((1, ""),)),
+    # It has the outer momentum, and an inner one of its own.
+    "a worker is replaced between averages": Row(
+        f"{BETWEEN_AVERAGES},{INVITED.format(9, 1)}", "dist_local", workers_come=((1, ""),)
+    ),
     # Its files of the audit, and the list of all views, go on.
     "the leader is replaced": Row(
         "0:before:complete:4:kill,1:before:train_step:6:until/after/invite/1",

@@ -185,6 +185,23 @@ def test_a_slow_worker_gets_fewer_samples(start):
     assert printed == same(again, (0, 1))
 
 
+@thorough
+def test_a_worker_is_lost_between_averages_and_replaced(start):
+    """15 steps in an epoch, 4 averages; the others make the last but one without it."""
+    averages = ",".join(f"{member}:averages:4" for member in range(3))
+    job = start(f"1:in:3,{averages}")
+    printed = survived(job, (0, 2), worker_1=KILLED)
+    replay = start(averages, replay=job.folder / "audit/views.json", servers=1)
+    replay.succeed(SECONDS)
+    assert same(replay, (0, 2)) == printed
+    job = start(f"1:in:3,0:invited:5,{averages}")
+    replace(job, 1, 0)
+    printed = survived(job, (0, 2), worker_1=KILLED)
+    new = [line for line in job.output("new").splitlines() if line.startswith(("Epoch", "Final"))]
+    assert new == list(printed[-len(new) :]), job.outputs()
+    assert [view.joined for view in read(job.folder / "audit/views.json").views] == [(), (), (1,)]
+
+
 @pytest.mark.parametrize("kvstore", ["dist_ssp", pytest.param("dist_async", marks=thorough)])
 def test_a_worker_that_makes_steps_of_its_own_is_lost(start, kvstore):
     faults = ",".join([*(f"{member}:kvstore:{kvstore}" for member in range(3)), "1:alone:5"])

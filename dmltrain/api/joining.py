@@ -11,6 +11,7 @@ from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.kvstore.view import View
 from dmltrain.options.training import CONSTANT
 
@@ -27,12 +28,14 @@ def check(is_elastic: bool) -> None:
             raise UserError(f"{name} needs a job that was started with dmltrain-launch --elastic")
 
 
-def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> JobFacts:
-    """See views_file.JobFacts. `batch`: the kind of batch, one of BATCHES."""
+def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, asked: ExchangeChoices) -> JobFacts:
+    """See views_file.JobFacts."""
     data = f"{len(loader.dataset)} samples of {type(loader.dataset).__name__}"
     samples, kvstore = loader.shared.samples, store.kvstore_type.name
-    each = 0 if batch == CONSTANT else loader.shared.batch_size
-    return JobFacts(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, each, kvstore)
+    each = 0 if asked.batch == CONSTANT else loader.shared.batch_size
+    averaging = asked.averaging(store.kvstore_type)
+    steps, name = averaging.steps if averaging else 0, type(model).__name__
+    return JobFacts(workers, loader.seed, samples, loader.batch, epochs, name, data, each, kvstore, local_steps=steps)
 
 
 def replayed(own: JobFacts) -> tuple[View, ...]:
@@ -41,7 +44,7 @@ def replayed(own: JobFacts) -> tuple[View, ...]:
     if not file:
         return ()
     if not types.find(own.kvstore).synchronous:
-        raise UserError(f"{REPLAY} needs dist_sync: with {own.kvstore} no two runs have the same weights")
+        raise UserError(f"{REPLAY} needs dist_sync or dist_local: with {own.kvstore} no two runs have the same weights")
     recorded = views_file.read(Path(file), REPLAY)
     views_file.check_same(recorded, own, f"{REPLAY} {file}")
     views_file.check_together(recorded, f"{REPLAY} {file}")

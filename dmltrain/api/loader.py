@@ -93,11 +93,11 @@ class Loader:
             sizes = [len(batch) for batch in batches_of_round]
             if len(positions):
                 yield from self._round(rounds, sizes, itertools.chain([first], batches), positions, dealt)
-            elif not state.steps_alone:
+            elif not state.steps_alone or not dealt:
                 with state.unchanged_statistics():
                     yield from self._round(rounds, [0], iter([first]), positions, dealt)
             else:
-                self._changed = rounds.end(sample_checksum.of(positions))
+                self._skip(rounds, positions, dealt)
             if self._changed:
                 return
 
@@ -105,24 +105,33 @@ class Loader:
         self, rounds: Rounds, sizes: list[int], batches: Iterator[Any], positions: Array, dealt: int
     ) -> Iterator[Any]:
         """One round: batches of these `sizes`. The loop's body makes the step with the last one."""
-        optimizer, own = self._state.optimizer, sample_checksum.of(positions)
+        optimizer, own = self._state.optimizer, rounds.checksum
         self._changed, before = None, 0
         for number, self.count in enumerate(sizes, 1):
             self.step_ends = number == len(sizes)
             if before:  # all gradients of a step get the last batch's weight: see _weight
                 optimizer.rescale(before / self.count)
             optimizer.weigh(self._weight(self.count, len(positions), dealt), more=not self.step_ends)
-            if self.step_ends:
+            if self.step_ends and own is not None:
                 optimizer.round(dealt, own, lambda checksums: self._step_made(rounds, len(positions), checksums))
             yield next(batches)
             before = self.count
-        if not self._state.is_elastic:
-            self._step_made(rounds, len(positions), own)
+        if own is None:  # the members never change, or meet only after a later step
+            self._step_made(rounds, len(positions), sample_checksum.of(positions))
         elif self._changed is None and not optimizer.skip_round():
             raise UserError(
                 "the loop over dmltrain.loader has not called optimizer.step() for a batch, and the other workers wait "
                 "for it: in an elastic job call it once for each batch (with micro-batches, where loader.step_ends)"
             )
+
+    def _skip(self, rounds: Rounds, positions: Array, dealt: int) -> None:
+        """A local step for which this worker has no samples. Perhaps the others wait for its part of the average."""
+        own = rounds.checksum
+        if own is None:
+            self._step_made(rounds, 0, sample_checksum.of(positions))
+            return
+        self._state.optimizer.round(dealt, own, lambda checksums: self._step_made(rounds, 0, checksums))
+        self._state.optimizer.skip_round()
 
     def _step_made(self, rounds: Rounds, samples: int, checksums: Array) -> None:
         self._changed = rounds.end(checksums)

@@ -87,12 +87,12 @@ def _check_elastic(chosen: Mapping[str, Any]) -> None:
     if not kind.can_be_elastic:
         wrong.insert(0, f"kvstore={chosen['kvstore']!r}")
     together = {"balance": False, "batch": CONSTANT}
-    if not kind.synchronous:
+    if not kind.steps_together:
         wrong += [f"{name}={chosen[name]!r}" for name, value in together.items() if chosen[name] != value]
     if wrong:
         raise UserError(
-            "this job was started with --elastic, which needs kvstore='dist_sync', 'dist_async' or 'dist_ssp', no "
-            "factors, equal server_shares, and dist_sync for balance and batch; this is "
+            "this job was started with --elastic, which needs kvstore='dist_sync', 'dist_async', 'dist_ssp' or "
+            "'dist_local', no factors, equal server_shares, and dist_sync for balance and batch; this is "
             f"{', '.join(wrong)}: use these, or start it without --elastic"
         )
 

@@ -251,15 +251,16 @@ class State:
             raise UserError("an elastic job needs a dmltrain.loader, made before state.epochs")
         store, loader, asked = self._store, self._loader, script.in_use()
         assert isinstance(store.ops, ElasticOps)
-        job = joining.job(store, self.workers_at_start, loader, epochs, self.model, asked.batch)
+        job = joining.job(store, self.workers_at_start, loader, epochs, self.model, asked)
         log = record.logger(store.member)
         self._rates = Rates(log, asked.batch)
         if asked.server_snapshot is not None:
             store.ops.steps.snapshots.every = asked.server_snapshot
-        self._member = Member(store, log, job, env.audit() or None, self._content.give, self._take)
+        self._member = Member(store, log, job, env.audit() or None, self._give, self._take)
         self._member.has_statistics = self._statistics.present
         try:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}
+            facts["averages"] = str(asked.averaging(store.kvstore_type))
             balance = Balancing(job.batch, job.each) if asked.balance else EQUAL
             self._member.start(facts, joining.replayed, balance)
         except MembershipEnded as end:
@@ -277,6 +278,10 @@ class State:
             self._store.failed(error)
         if self._member:
             self._member.close()
+
+    def _give(self, place: dict[str, Any]) -> bytes:
+        with self.optimizer.shared():
+            return self._content.give(place)
 
     def _take(self, content: bytes, step_only: bool) -> dict[str, Any]:
         self.optimizer.forget_round()

@@ -120,7 +120,7 @@ class Journal:
         before, view, job = self.assignment, self._view, self._job
         if isinstance(before, SyncAssignment) and not self.together:
             self.assignment = AsyncAssignment.of_rest(
-                before.samples, self._step_size, job.batch, view.members, clock, before.rest
+                before.samples, job.own, job.batch, view.members, clock, before.rest
             )
             self._assigned_in = view.number
         elif isinstance(before, AsyncAssignment) and self.together:
@@ -156,7 +156,9 @@ class Journal:
     def _step_text(self, view: View) -> str:
         """Who gets how many samples of a step."""
         if not self._job.together(view):
-            return f"Each step has {self._step_size} samples of one worker"
+            return f"Each step has {self._job.own} samples of one worker"
+        if steps := self._job.local_steps:
+            return f"Each step has {self._job.own} samples of one worker; weights are averaged after {steps} of each"
         size = self._job.size(len(view.members))
         if view.shares:
             parts = zip(view.members, view.shares, strict=True)
@@ -174,7 +176,9 @@ class Journal:
         continued, self._continued = self._continued, None
         self.epoch, job = epoch, self._job
         samples = self._samples_before(stop)
-        self.assignment = continued or SyncAssignment(samples, job.batch, view.members, view.shares, job.each)
+        self.assignment = continued or SyncAssignment(
+            samples, job.batch, view.members, view.shares, job.per_member, job.local_steps or 1
+        )
         if first and not continued:
             self.assignment.skip(first)
         return self.assignment, continued is not None and self._joins
@@ -201,16 +205,12 @@ class Journal:
 
     # -- steps of one member ---------------------------------------------------------------------------------------
 
-    @property
-    def _step_size(self) -> int:
-        return self._job.batch // self._job.workers
-
     def assign_steps(self, epoch: int, view: View, clock: int, first: int = 0, stop: int | None = None) -> None:
         """See `assign`. `clock`: the number of steps that each member holds."""
         self.epoch, job = epoch, self._job
         if self._continued is None or self.assignment is None:
             samples, done = self._samples_before(stop), first * job.batch
-            self.assignment = AsyncAssignment(samples, self._step_size, job.batch, view.members, clock, done)
+            self.assignment = AsyncAssignment(samples, job.own, job.batch, view.members, clock, done)
             self._assigned_in = view.number
         self._continued = None
 

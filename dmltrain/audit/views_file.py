@@ -13,7 +13,7 @@
        "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0,
        "returned": [[1793, 1793], [1797, 1797]]}]}
 
-"job" also has "iterations", "test_interval" and "snapshot" where they are not 0.
+"job" also has "iterations", "test_interval", "snapshot" and "local_steps" where they are not 0.
 `returned`: the positions of the epoch that the loss of a member returned, as ranges from the first to the last. They
 are for readers only, because a replay computes them again. `servers` are for readers too: no result depends on them.
 """
@@ -35,7 +35,8 @@ from dmltrain.kvstore.view import Lost, LostServer, View
 NAME, FORMAT = "views.json", 1
 MOST_BYTES = 64 << 20
 MOST_RANKS = 1 << 16  # workers that join later have ranks above those of the start
-_STOPS = ("iterations", "test_interval", "snapshot")  # of a job: only those that are not 0 are written
+# of a job: only those that are not 0 are written
+_OPTIONS = ("iterations", "test_interval", "snapshot", "local_steps")
 if TYPE_CHECKING:
     KVStore = str
     KVStoreOrNone = str
@@ -56,7 +57,7 @@ class JobFacts:
     network: its name. data: the digest of the training data. each: if not 0, a step has so many samples for each member
     of a view, and not `batch`. kvstore: the name of its type. iterations: if not 0, the run ends after so many steps,
     in the middle of its last epoch. test_interval, snapshot: after how many steps members stop for a test and for a
-    snapshot; 0: they do not.
+    snapshot; 0: they do not. local_steps: if not 0, each member makes so many steps between two averages of weights.
     """
 
     MAY_OMIT = True
@@ -73,6 +74,7 @@ class JobFacts:
     iterations: Count = 0
     test_interval: Count = 0
     snapshot: Count = 0
+    local_steps: Count = 0
 
     def together(self, view: View) -> bool:
         """Whether the members of this view make each step together."""
@@ -82,6 +84,16 @@ class JobFacts:
         """The samples that the run uses in this epoch: its first positions."""
         steps = -(-self.samples // self.batch)
         return min(self.samples, ((self.iterations or self.epochs * steps) - epoch * steps) * self.batch)
+
+    @property
+    def own(self) -> int:
+        """The samples of one member's step, in a job without --batch and shares."""
+        return self.batch // self.workers
+
+    @property
+    def per_member(self) -> int:
+        """See SyncAssignment."""
+        return self.own * self.local_steps or self.each
 
     def size(self, members: int) -> int:
         """The samples of a step of `members` members."""
@@ -176,7 +188,7 @@ def write(folder: Path, recorded: RecordedJob) -> None:
 def encode(recorded: RecordedJob) -> bytes:
     """The file's content: one line for each view."""
     rows = b",\n  ".join(json_text.encode(_row(entered)) for entered in recorded.entered)
-    job = json_text.encode({name: value for name, value in vars(recorded.job).items() if value or name not in _STOPS})
+    job = json_text.encode({name: value for name, value in vars(recorded.job).items() if value or name not in _OPTIONS})
     return b'{"format": %d,\n "job": %b,\n "views": [\n  %b]}\n' % (FORMAT, job, rows)
 
 
@@ -214,9 +226,6 @@ def parse(content: bytes) -> RecordedJob:
     for before, view in zip(recorded.views, recorded.views[1:], strict=False):
         _check_next(before, view)
     return recorded
-
-
-_STOPS = ("iterations", "test_interval", "snapshot")  # of a job: only those that are not 0 are written
 
 
 def _entered(row: _Row, job: JobFacts) -> EnteredView:
@@ -309,7 +318,7 @@ _FACTS = {
     "data": "data {:.12}",
     "each": "--batch {}",
     "kvstore": "kvstore {}",
-    **dict.fromkeys(_STOPS, "{}"),
+    **dict.fromkeys(_OPTIONS, "{}"),
 }
 _FIXES = {
     "workers": "-n {}",
@@ -321,13 +330,13 @@ _FIXES = {
     "data": "the same data",
     "each": "--batch {}",
     "kvstore": "--kv-store {}",
-    **dict.fromkeys(_STOPS, "{}"),
+    **dict.fromkeys(_OPTIONS, "{}"),
 }
 
 
 def _fact(job: JobFacts, name: str) -> object:
     """As a message shows it."""
-    if name in _STOPS:
+    if name in _OPTIONS:
         option = "--max-iter" if name == "iterations" else f"--{name.replace('_', '-')}"
         return f"{option} {value}" if (value := getattr(job, name)) else f"no {option}"
     return ("per-worker" if job.each else "constant") if name == "each" else getattr(job, name)

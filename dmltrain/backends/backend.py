@@ -186,7 +186,8 @@ class Trainer(Protocol):
         """One update from this worker's images (N, C, H, W) and labels (N,) int64; N may be 0. uint8 images, in any
         order of memory, are normalised on the device. float32 images are the network's input without a change.
 
-        `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
+        `total`: number of samples in the mean gradient of this step (of all workers, if they step together). 0: this
+        worker makes no step; it only takes part in the average of weights.
 
         `checksum`: in an elastic job (3,) float64, the number of this worker's samples and two sums over them that the
         caller chooses. `total` is then the number of samples that all workers got. Returns the sum of the checksums of
@@ -217,9 +218,14 @@ class Trainer(Protocol):
         """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
         `own_state` of workers 1, 2, ... Call `synchronize` first."""
 
-    def take_state(self, state: TrainerState, own_statistics: bool = False) -> None:
-        """Go on from the result of another worker's `state`, also in the middle of a run or of a step.
-        `own_statistics`: keep this worker's batch-norm statistics."""
+    def shared_state(self) -> dict[str, Any]:
+        """What a worker that joins gets of this one. Where each worker steps alone, these are the weights at the last
+        average, without the state of this worker's optimizer."""
+
+    def take_state(self, state: TrainerState, only_step: bool = False) -> None:
+        """Go on from the result of another worker's `shared_state`, also in the middle of a run or of a step.
+        `only_step`: keep what a step of all workers does not change, which are this worker's batch-norm statistics and,
+        where it steps alone, the state of its optimizer."""
 
     def own_state(self) -> dict[str, Any]:
         """The part of the state that differs between workers; empty if none does, or if the servers have it."""

@@ -61,7 +61,7 @@ class KVStoreType:
     @property
     def can_be_elastic(self) -> bool:
         """Whether a job can go on without a worker that is lost: exactly, if it is synchronous."""
-        return self.distributed and not self.steps_alone
+        return self.distributed
 
     @property
     def _steps_on_workers(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from logging import Logger
 from typing import TYPE_CHECKING, Any
 
+from dmltrain.audit import sample_checksum
 from dmltrain.base.arrays import Array
 from dmltrain.data.assignment.async_assignment import AsyncAssignment
 from dmltrain.data.assignment.parts import Epoch, Part
@@ -104,6 +105,7 @@ class AsyncRounds:
         member.journal.assign_steps(epoch, member.view, member.ops.clock, first, stop)
         self._part_of = self.assignment  # for which `part` was asked
         self.count = first  # steps of this worker
+        self.checksum: Array | None = None  # see MemberRounds
 
     @property
     def assignment(self) -> AsyncAssignment:
@@ -162,6 +164,7 @@ class AsyncRounds:
         ops.steps.skip_to(step[0] - 1)
         self._steps.begun = True
         member.journal.began(step[0], member.view, step[1])
+        self.checksum = sample_checksum.of(step[1])
         return step[1], len(step[1])
 
     def end(self, checksums: Array) -> bool:

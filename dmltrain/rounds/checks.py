@@ -11,7 +11,7 @@ from dmltrain.options import Options
 from dmltrain.options.data import OWN_FILES
 from dmltrain.options.training import CONSTANT
 
-NEEDED = "--elastic needs --kv-store dist_sync, dist_async or dist_ssp"
+NEEDED = "--elastic needs --kv-store dist_sync, dist_async, dist_ssp or dist_local"
 
 LINKS = "links"  # a value of --server-shares
 
@@ -78,18 +78,11 @@ def _of_rules(options: Options) -> Iterator[str]:
 
 
 def _of_own_steps(options: Options) -> Iterator[str]:
-    """Options that need steps which all workers make together."""
-    given = {"--replay": options.replay is not None, "--balance": options.balance}
-    given[f"--batch {options.batch}"] = options.batch != CONSTANT
+    """Options that need steps, or with --replay averages of weights, which all workers make together."""
+    given = {f"--batch {options.batch}": options.batch != CONSTANT, "--balance": options.balance}
+    given["--replay"] = options.replay is not None and not types.find(options.kv_store).synchronous
     for name in (option for option, is_given in given.items() if is_given):
         yield f"{name} needs --kv-store dist_sync: with {options.kv_store} each worker makes steps of its own"
-
-
-def _why_not(kind: types.KVStoreType) -> str:
-    """Why a job with a kvstore of this type cannot be elastic."""
-    if kind.steps_alone:
-        return "each worker has weights of its own between two averages, which would be lost with it"
-    return "it has one worker"
 
 
 def _elastic(options: Options, environment: Environment) -> Iterator[str]:
@@ -101,12 +94,12 @@ def _elastic(options: Options, environment: Environment) -> Iterator[str]:
     kind = types.find(options.kv_store)
     if not kind.can_be_elastic:
         yield (
-            f"{NEEDED} (this is {options.kv_store}): {_why_not(kind)}; use one of these, or start the job without "
+            f"{NEEDED} (this is {options.kv_store}): it has one worker; use one of these, or start the job without "
             "--elastic"
         )
     if options.server_snapshot is not None and not kind.steps_on_servers(bool(options.update_on_kvstore)):
         yield "--server-snapshot needs --update-on-kvstore 1: else servers keep nothing that a snapshot could have"
-    if not kind.synchronous:
+    if not kind.steps_together:
         yield from _of_own_steps(options)
     for name, given, reason in _REFUSED:
         if given(options, environment):

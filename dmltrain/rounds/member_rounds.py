@@ -68,13 +68,20 @@ class MemberRounds:
         """Whether the steps to come are not those of the last `part` any more."""
         return self._rounds.has_moved
 
+    @property
+    def checksum(self) -> Array | None:
+        """After `begin`: the sample checksum, float64 (3,), of what this worker has in the op that ends with this step;
+        None if the step ends none, because it is one of several local steps."""
+        return self._rounds.checksum
+
     def part(self) -> Part:
         """The samples of this worker from its next step on, until `end` says otherwise."""
         return self._rounds.part(self._epoch)
 
     def begin(self) -> tuple[Array, int]:
-        """Call this before the first push of a step. Returns this worker's positions, int64, and how many samples all
-        workers of the step have. Workers that wait may join here. Raises JobLost."""
+        """Call this before the first push of a step. Returns this worker's positions, int64, and how many samples are
+        in the mean gradient of the step; 0 if this worker makes none, because it has just joined. Workers that wait may
+        join here. Raises JobLost, MembershipEnded, Stopped."""
         return self._rounds.begin()
 
     def end(self, checksums: Array) -> bool:

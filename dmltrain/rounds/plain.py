@@ -32,6 +32,10 @@ class Rounds(Protocol):
     @property
     def has_moved(self) -> bool: ...
 
+    @property
+    def checksum(self) -> Array | None:
+        """None in a job whose members never change."""
+
     def is_over(self) -> bool: ...
 
     def part(self) -> Part: ...
@@ -48,7 +52,7 @@ class PlainRounds:
     this worker's, from round `first` on. `total(round)`: how many samples all workers have in a round; None: each
     worker makes steps of its own. A position is an index into the order of `part`."""
 
-    assignment = None
+    assignment = checksum = None
     has_moved = False
 
     def __init__(self, part: Part, total: Callable[[int], int] | None, first: int, stop: int) -> None:

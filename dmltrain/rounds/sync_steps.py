@@ -1,10 +1,16 @@
-"""The part of a worker in an elastic job whose members make each step together (dist_sync): its rounds of an epoch."""
+"""The part of a worker in an elastic job whose members make each round together: its steps of an epoch.
+
+A round is one step of all members (dist_sync), or the average of their weights after local steps of each (dist_local).
+Until its last local step this worker is in no op: what happens to the job it learns when it comes to the average. Only
+a worker that the newest view does not have any more goes at once.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
+from dmltrain.audit import sample_checksum
 from dmltrain.base.arrays import Array
 from dmltrain.data.assignment.parts import Epoch, Part
 from dmltrain.data.assignment.sync_assignment import SyncAssignment
@@ -58,9 +64,9 @@ class SyncSteps:
 
 
 class SyncRounds:
-    """The rounds of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
+    """The steps of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
-    has_moved = False  # a new view begins only within a round, whose `end` reports it
+    has_moved = False  # a new view begins only within a round, and the `end` of its last step reports it
 
     def __init__(self, member: Member, epoch: int, first: int = 0, stop: int | None = None) -> None:
         """`first` and `stop`: see MemberRounds."""
@@ -68,6 +74,9 @@ class SyncRounds:
         self._assignment, self._has_joined = member.journal.assign(epoch, member.view, first, stop)
         self._part_view = member.view  # for which `part` was asked
         self._begun = member.view, 0, 0.0  # of this round: the view, this worker's samples, and when, s
+        self._made = 0  # local steps in this round
+        self._ends = True  # whether the present step is the last one of its round
+        self.checksum: Array | None = None  # see MemberRounds
 
     @property
     def assignment(self) -> SyncAssignment:
@@ -81,12 +90,12 @@ class SyncRounds:
     @property
     def step(self) -> int:
         """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
-        return self.assignment.step
+        return self.assignment.step_after(self._made)
 
     @property
     def count(self) -> int:
-        """How many rounds of the epoch this worker has made."""
-        return self.assignment.rounds
+        """How many steps of the epoch this worker has made, or would have, had it been there from the start."""
+        return self.assignment.steps + self._made
 
     def part(self, epoch: Epoch) -> Part:
         """The samples of this worker from the present round on, until `end` says otherwise."""
@@ -94,20 +103,35 @@ class SyncRounds:
         return self.assignment.part(self._member.store.member, epoch)
 
     def begin(self) -> tuple[Array, int]:
-        """Before the first push of the round: this worker's positions, int64, and how many were assigned to all. Those
-        who wait may join. Raises JobLost."""
+        """See MemberRounds."""
+        store, present = self._member.store, self.assignment
+        positions = present.positions_of(store.member)
+        if self._made == 0:
+            self._begin_round(positions)
+        self._ends = self._made + 1 >= present.round.steps_of(store.member)
+        self.checksum = sample_checksum.of(positions) if self._ends else None
+        if not store.kvstore_type.steps_alone:
+            return positions, present.round.size
+        self._member.ops.go_if_out()
+        own = present.step_of(store.member, self._made)
+        return own, max(1, len(own)) if store.member in present.round.members else 0
+
+    def _begin_round(self, positions: Array) -> None:
+        """Before the first push of the round. Those who wait may join."""
         member = self._member
         store, ops, view = member.store, member.ops, member.view
         if view.leader == store.member:
             ops.admit()
-        positions = self.assignment.positions_of(store.member)
         member.journal.began(ops.done + 1, view, positions)
         self._begun = view, len(positions), time.perf_counter()
-        return positions, self.assignment.round.size
 
     def end(self, checksums: Array) -> bool:
-        """The step was made; `checksums`: the sum of all members', float64 (3,). Returns whether the rounds to come are
-        not those of the last `part`."""
+        """The step was made; `checksums`: the sum of all members' if it was the last of its round, float64 (3,).
+        Returns whether the steps to come are not those of the last `part`."""
+        if not self._ends:
+            self._made += 1
+            return False
+        self._made = 0
         member, view = self._member, self._member.view
         joined, self._has_joined = self._has_joined, False  # the first round of a new member is a carried one
         if member.journal.take_missed():  # the round that follows was assigned before the view, as for the others

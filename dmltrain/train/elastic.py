@@ -27,13 +27,8 @@ from dmltrain.train.run import Run
 
 # These may differ between hosts. `network` may be the path of a file; JobFacts has the name in it.
 OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
-OPS = (
-    "shuffle",
-    "save_period",
-    "skip_broken",
-    "snapshot_on_signal",
-    "loss",
-)  # options of other groups that must be equal
+# options of other groups that must be equal
+OPS = ("shuffle", "save_period", "skip_broken", "snapshot_on_signal", "loss", "outer_lr", "outer_momentum")
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
@@ -90,7 +85,7 @@ def save_at_stop(run: Run) -> None:
     assert run.member
     assignment, epoch, store = run.member.journal.assignment, run.member.journal.epoch, run.store
     assert assignment is not None
-    run.trainer.synchronize()
+    run.trainer.take_state(run.trainer.shared_state(), only_step=True)  # without local steps since the last average
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
     position = run.plan.after(epoch, assignment.step)
     store.repeat(partial(resume.save, run, position))
@@ -118,20 +113,20 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def _state(run: Run, place: dict[str, Any]) -> bytes:
     """What a new member needs: the trainer's state, and the `place` where the job is."""
-    run.trainer.synchronize()
-    return run.backend.encode({"trainer": run.trainer.state(), **place})
+    return run.backend.encode({"trainer": run.trainer.shared_state(), **place})
 
 
-def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
+def _take(run: Run, content: bytes, only_step: bool) -> dict[str, Any]:
     """The inverse of _state."""
     decoded = run.backend.decode(content)
-    run.trainer.take_state(decoded.pop("trainer"), own_statistics)
+    run.trainer.take_state(decoded.pop("trainer"), only_step)
     return decoded
 
 
 def _job(run: Run) -> JobFacts:
     options, parts, plan = run.options, _shared(run), run.plan
     own, data = options.batch_size * plan.group, run.dataset.digests.get("training data", run.dataset.name)
+    averaging = run.store.kvstore_type.averaging(options.local_steps)
     return JobFacts(
         workers=parts.num_workers,
         seed=options.seed,
@@ -145,6 +140,7 @@ def _job(run: Run) -> JobFacts:
         iterations=plan.iterations if plan.iterations % plan.steps else 0,
         test_interval=options.test_interval,
         snapshot=options.snapshot,
+        local_steps=averaging.steps if averaging else 0,
     )
 
 

@@ -40,7 +40,7 @@ class Steps:
         self._rates, self.rate = Rates(run.log, run.options.batch), 0.0
         self._part: Part | None = None
         self._batches: Generator[Batch, None, None] | None = None  # of `_part`, those to come
-        # Of the present round: its step, the samples of all, and this worker's checksum, after the step that of all.
+        # Of the present step: its number, its samples, and the sum of the checksums of all members that made it.
         self._present, self._dealt, self._checksum = first, 0, np.zeros(sample_checksum.SIZE)
 
     def stops(self) -> Iterator[tuple[int, bool]]:
@@ -113,17 +113,16 @@ class Steps:
         step = self._present
         self.rate = self._rates.factor(rounds.assignment) * run.schedule(self._epoch, step)
         positions, self._dealt = rounds.begin()
-        self._checksum = sample_checksum.of(positions)
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._epoch, step)), batches, len(positions))
 
     def _step(self, batch: Batch) -> None:
         """Make the round's step, with its last batch. It may be completed in a later view."""
-        own, run = self._checksum, self._run
-        committed = run.trainer.train_step(
-            batch.images, batch.labels, self._dealt, self.rate, own if run.member else None
-        )
-        self._checksum = own if committed is None else committed
+        own = self._rounds.checksum
+        committed = self._run.trainer.train_step(batch.images, batch.labels, self._dealt, self.rate, own)
+        known = own if committed is None else committed
+        if known is not None:
+            self._checksum = known
 
     def _end(self) -> bool:
         """The step was made. Returns whether the batches to come are other ones."""

@@ -1,6 +1,7 @@
 """The assignment of an epoch: a plain job's without faults, and each position exactly once whatever happens."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -52,21 +53,29 @@ def finish(assignment, used):
 # without faults
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 6), st.integers(1, 20), shuffles)
-def test_without_faults_it_is_todays_assignment(count, samples, workers, batch, shuffle):
+def with_local_steps(samples, batch, members, each, steps):
+    """`each`: the samples of a member in a step; so many `steps` of each make a round."""
+    return SyncAssignment(samples, batch, members, (), each * steps, steps)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 6), st.integers(1, 20), st.integers(1, 5), shuffles)
+def test_without_faults_it_is_todays_assignment(count, samples, workers, batch, local, shuffle):
     shared = Shared(count, workers, batch, max(count, samples), shuffle)
-    assignment, epoch = SyncAssignment(shared.samples, batch * workers, range(workers)), Epoch(shared, 5, 2)
+    step_size, epoch = batch * workers, Epoch(shared, 5, 2)
+    assignment = with_local_steps(shared.samples, step_size, range(workers), batch, local)
     parts = [shared.part(rank, 5, 2) for rank in range(workers)]
     whole = [assignment.part(rank, epoch) for rank in range(workers)]
     for step in range(shared.steps):
-        assert not assignment.finished and assignment.step == assignment.rounds == step
-        assert assignment.round.size == sum(shared.step_sizes(step))
+        made = step - assignment.steps
+        assert not assignment.finished and assignment.step_after(made) == step
+        assert assignment.round.size == sum(map(sum, map(shared.step_sizes, range(step - made, step - made + local))))
         for rank, (part, same) in enumerate(zip(whole, parts, strict=True)):
             assert part.bounds(step) == same.bounds(step)
             expected = same.order[slice(*same.bounds(step))]
-            assert np.array_equal(epoch.samples_at(assignment.positions_of(rank)), expected)
+            assert np.array_equal(epoch.samples_at(assignment.step_of(rank, made)), expected)
             assert np.array_equal(part.words(*part.bounds(step)), same.words(*same.bounds(step)))
-        assignment.committed(range(workers))
+        if made + 1 == assignment.round.steps_of(0):
+            assignment.committed(range(workers))
     assert assignment.finished and assignment.done == shared.samples and not len(assignment.returned)
     for part, same in zip(whole, parts, strict=True):
         assert np.array_equal(part.order, same.order) and part.order.dtype == same.order.dtype
@@ -123,7 +132,7 @@ def test_each_position_once_whatever_happens(history, data):
         assert assignment.done == used.sum() and assignment.step == done // batch
         rounds += 1
     assert np.array_equal(used, np.ones(samples))
-    assert assignment.rounds == rounds
+    assert assignment.steps == rounds
     assert may_come_back or each or rounds <= -(-samples // batch) + 2 * members
 
 
@@ -158,16 +167,18 @@ def test_equal_shares_are_no_shares(members, share, samples):
 @given(histories(), shuffles, st.data())
 def test_a_part_is_what_its_rounds_say(history, shuffle, data):
     samples, batch, members, losses = history
-    each = data.draw(st.sampled_from([0, 3]))
-    assignment = SyncAssignment(samples, batch, range(members), (), each)
+    each, local = data.draw(st.sampled_from([(0, 1), (3, 1), (2, 2), (3, 4)]))
+    assignment = SyncAssignment(samples, batch, range(members), (), each * local, local)
     epoch = Epoch(Shared(samples, 1, 1, samples, shuffle), 5, 2)
     left, words, shares = range(members), epoch.words(0, samples), ()
-    while not assignment.finished:
-        if assignment.rounds in losses:
-            left = [member for member in left if member not in losses[assignment.rounds]] or left[:1]
-            shares = drawn_shares(data, left, batch, each)
+    for rounds in itertools.count():
+        if assignment.finished:
+            break
+        if rounds in losses:
+            left = [member for member in left if member not in losses[rounds]] or left[:1]
+            shares = () if local > 1 else drawn_shares(data, left, batch, each)
             assignment.enter(left, shares)
-        if assignment.rounds % 3 == 0 or assignment.rounds in losses:
+        if rounds % 3 == 0 or rounds in losses:
             _check_parts(assignment, epoch, words)
         assignment.committed(left, shares)
     assert assignment.part(left[0], epoch).steps == 0
@@ -176,17 +187,19 @@ def test_a_part_is_what_its_rounds_say(history, shuffle, data):
 def _check_parts(assignment, epoch, words):
     """Those of all members, from the present round to the last."""
     ahead = copy.copy(assignment)
-    parts, step = {member: assignment.part(member, epoch) for member in assignment.members}, 0
+    parts = {member: assignment.part(member, epoch) for member in assignment.members}
+    steps = dict.fromkeys(parts, 0)
     while not ahead.finished:
         for member, part in parts.items():
-            start, stop = part.bounds(step)
-            positions = ahead.positions_of(member)
-            assert np.array_equal(part.order[start:stop], epoch.samples_at(positions))
-            assert np.array_equal(part.words(start, stop), words[positions]) and stop - start <= part.batch_size
+            for made in range(ahead.round.steps_of(member)):
+                start, stop = part.bounds(steps[member])
+                positions = ahead.step_of(member, made)
+                assert np.array_equal(part.order[start:stop], epoch.samples_at(positions))
+                assert np.array_equal(part.words(start, stop), words[positions]) and stop - start <= part.batch_size
+                steps[member] += 1
         ahead.committed(ahead.members, ahead.division.shares)
-        step += 1
-    assert {part.steps for part in parts.values()} == {step}
-    assert all(part.bounds(step - 1)[1] == len(part.order) for part in parts.values())
+    assert {member: part.steps for member, part in parts.items()} == steps
+    assert all(part.bounds(part.steps - 1)[1] == len(part.order) for part in parts.values())
 
 
 def test_what_comes_back_is_dealt_first_to_who_is_left():
@@ -247,18 +260,19 @@ def test_an_epoch_that_is_finished_commits_no_more_and_only_members_have_parts()
 
 def test_a_new_member_deals_as_the_others_do():
     """From each round of an epoch with a loss and a return."""
-    for at in range(12):
-        assignment = SyncAssignment(53, 10, [0, 1, 2])
+    for at, local in itertools.product(range(12), (1, 2)):
+        assignment = SyncAssignment(53, 10, [0, 1, 2], (), (local - 1) * 6, local)
         for number in range(at):
             if not assignment.finished:
                 assignment.committed([0, 2] if number in (2, 3) else [0, 1, 2])
-        assignment.enter([0, 2], [7, 3] if at % 2 else [])
+        assignment.enter([0, 2], [7, 3] if at % 2 and local == 1 else [])
         copied = SyncAssignment.of_state(json.loads(json.dumps(assignment.state())))
         assert copied.returned.tolist() == assignment.returned.tolist() and copied.division == assignment.division
         while not assignment.finished:
-            assert (copied.step, copied.rounds, copied.finished) == (assignment.step, assignment.rounds, False)
+            assert (copied.step, copied.steps, copied.finished) == (assignment.step, assignment.steps, False)
             for member in (0, 1, 2):
                 assert copied.positions_of(member).tolist() == assignment.positions_of(member).tolist()
+                assert copied.round.steps_of(member) == assignment.round.steps_of(member)
             for each in (assignment, copied):
                 each.committed([0, 1, 2])
         assert copied.finished
@@ -375,7 +389,7 @@ def test_each_position_once_whatever_comes_between(start):
         for _ in range(draw.randint(1, 3)):
             members = rounds(together, draw.randint(0, 4), draw, used)
             assert sorted([*used, *together.rest.tolist()]) == list(range(samples)), seed
-            clock += together.rounds
+            clock += together.steps
             apart = AsyncAssignment.of_rest(samples, each, batch, members, clock, together.rest)
             assert (apart.done, apart.clock) == (len(used), clock)
             for _ in range(draw.randint(0, 2)):

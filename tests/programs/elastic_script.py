@@ -7,11 +7,11 @@ kills server N when it holds this op; MEMBER:copied-N:OP: when it also has what 
 it. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it. MEMBER:own|user:OP: an error in
 this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
 sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often. MEMBER:kvstore:NAME:
-it trains with this kvstore. MEMBER:alone:STEP: it kills itself in this step of its own, when it has pushed a part.
-MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP before its step, it waits for a new view, and then asks
-for the optimizer's state, alone. MEMBER:saves:OP: when it knows all members' samples of this round, and that a member
-is lost, it saves a checkpoint; MEMBER:saves-after:OP: after this round. MEMBER:agreed:OP: it kills itself when it knows
-all members' samples of this round.
+it trains with this kvstore. MEMBER:averages:N: with dist_local, and N local steps. MEMBER:alone:STEP: it kills itself
+in this step of its own, when it has pushed a part. MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP
+before its step, it waits for a new view, and then asks for the optimizer's state, alone. MEMBER:saves:OP: when it knows
+all members' samples of this round, and that a member is lost, it saves a checkpoint; MEMBER:saves-after:OP: after this
+round. MEMBER:agreed:OP: it kills itself when it knows all members' samples of this round.
 """
 
 import functools
@@ -173,9 +173,13 @@ faults, *sys.argv[1:] = sys.argv[1:]
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
 for member, when, at in (word.split(":") for word in faults.split(",") if word):
-    if os.environ["DMLC_ROLE"] != "worker" or os.environ["DMLC_TASK_ID"] != member or "DMLTRAIN_JOIN" in os.environ:
+    if os.environ["DMLC_ROLE"] != "worker" or os.environ["DMLC_TASK_ID"] != member:
         continue
-    if when == "kvstore":
+    if when == "averages":
+        distribute_with(kvstore="dist_local", local_steps=int(at), outer_momentum=0.5)
+    elif "DMLTRAIN_JOIN" in os.environ:
+        continue
+    elif when == "kvstore":
         distribute_with(kvstore=at)
     elif when.startswith(("server", "copied")):
         made(int(at), kill_server(when[-1]), "complete" if when.startswith("server") else "stepped")

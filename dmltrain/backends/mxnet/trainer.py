@@ -148,8 +148,11 @@ class MXNetTrainer(TrainerOfReplicas):
     ) -> dict[str, Any]:
         return {"model": self.replicas.state(), "optimizer": self._step.state()}
 
-    def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
+    def shared_state(self) -> dict[str, Any]:
         raise NotImplementedError  # elastic jobs are refused: rounds/checks.py
+
+    def take_state(self, state: Mapping[str, Any], only_step: bool = False) -> None:
+        raise NotImplementedError
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: all workers step together, or the servers do."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from dmltrain.backends import weights
 from dmltrain.backends.torch import state
 from dmltrain.backends.torch.distributed import DistributedOptimizer
+from dmltrain.backends.torch.distributed.local_steps import OUTER
 from dmltrain.backends.torch.optimizer import load_state
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
@@ -172,12 +173,13 @@ def load(target: Any, state_dict: Any, where: str) -> None:
 
 
 def load_step(model: nn.Module, optimizer: Any, states: Mapping[str, Any], where: str) -> None:
-    """Load the weights and the optimizer's state; the model's buffers and the optimizer's options stay. Raises
-    UserError if they do not fit."""
+    """Load the weights and the optimizer's state; the model's buffers and the optimizer's options stay, and with
+    dist_local the state of the inner optimizer. Raises UserError if they do not fit."""
     own = {name: buffer.clone() for name, buffer in model.named_buffers() if name in states["model"]}
     load(model, {**states["model"], **own}, f"{where}: model")
-    options = optimizer.inner.state_dict()["param_groups"]  # of the inner one: it does not ask the servers
-    load(optimizer, {**states["optimizer"], "param_groups": options}, f"{where}: optimizer")
+    inner = optimizer.inner.state_dict()  # it does not ask the servers
+    kept = inner if OUTER in states["optimizer"] else {"param_groups": inner["param_groups"]}
+    load(optimizer, {**states["optimizer"], **kept}, f"{where}: optimizer")
 
 
 def digest(model: nn.Module) -> str:

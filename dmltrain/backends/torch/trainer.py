@@ -55,7 +55,8 @@ class TorchTrainer(TrainerOfReplicas):
         self._scale: LossScale | None = None
         self._clipping = Clipping(settings, store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)))
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
-        self._state = TrainingState(self.replicas, self._optimizer, self._scale, store.kvstore_type.steps_alone)
+        self._steps_alone = store.kvstore_type.steps_alone
+        self._state = TrainingState(self.replicas, self._optimizer, self._scale, self._steps_alone)
         if state:
             self._state.resume(state, store)
         self._has_gradient = False  # of `accumulate`
@@ -141,6 +142,8 @@ class TorchTrainer(TrainerOfReplicas):
         self.reach("end", self.replicas.wait)
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
+        if not total:
+            return
         if not self._has_gradient:
             self._optimizer.zero_grad()  # also waits for the weights, if the forward does not (without `defer`)
             self.replicas.copy_weights()
@@ -171,8 +174,14 @@ class TorchTrainer(TrainerOfReplicas):
     ) -> dict[str, Any]:
         return self._state.give(residuals, others)
 
-    def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
-        self._state.take(state, own_statistics)
+    def shared_state(self) -> dict[str, Any]:
+        if not self._steps_alone:
+            self.synchronize()
+        with self._optimizer.shared():
+            return self._state.give(None, ())
+
+    def take_state(self, state: Mapping[str, Any], only_step: bool = False) -> None:
+        self._state.take(state, only_step)
 
     def own_state(self) -> dict[str, Any]:
         return self._state.own()

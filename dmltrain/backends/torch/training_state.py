@@ -48,13 +48,15 @@ class TrainingState:
             state[OWN_STATES] = list(others)
         return state
 
-    def take(self, state: Mapping[str, Any], own_statistics: bool) -> None:
+    def take(self, state: Mapping[str, Any], only_step: bool) -> None:
+        keeps_own = only_step and self._steps_alone
+        own = {"state": self._optimizer.state_dict()["state"]} if keeps_own else {}
         self._optimizer.forget_round()
-        self._replicas.load(state["model"], own_statistics)
-        load_state(self._optimizer, state["optimizer"])
+        self._replicas.load(state["model"], only_step)
+        load_state(self._optimizer, {**state["optimizer"], **own})
         if self._replicas.average:
-            self._replicas.average.load(state[AVERAGE], own_statistics)
-        if self._scale is not None:
+            self._replicas.average.load(state[AVERAGE], only_step)
+        if self._scale is not None and not keeps_own:
             self._scale.load_state(state["loss_scale"])
 
     def own(self) -> dict[str, Any]:

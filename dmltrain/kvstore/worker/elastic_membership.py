@@ -20,10 +20,10 @@ from dmltrain.kvstore.worker.progress import Progress
 
 
 class ElasticMembership(Membership):
-    """`progress`: the ops that this worker holds, and its view."""
+    """`progress`: the ops that this worker holds, and its view. `is_out`: the newest view is without this worker."""
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
-        self._is_out = False  # the newest view is without this worker
+        self.is_out = False
         self.progress = Progress(environment.index, lambda message: self._control.send(message))
         super().__init__(environment, sharing, exit_seconds)
 
@@ -101,7 +101,7 @@ class ElasticMembership(Membership):
         }
 
     def _announce(self, message: Enter) -> None:
-        self._is_out = self._environment.index not in message.view.members
+        self.is_out = self._environment.index not in message.view.members
         # The order matters. As soon as `progress` has the view, the training thread may enter it: so the routes must
         # know the addresses before. `retire` and `interrupt` end waits with ViewChanged, after which the training
         # thread enters the next view: so `progress` must have it before.
@@ -120,13 +120,13 @@ class ElasticMembership(Membership):
         link = self._routes.by_number.get(lost.peer.index) if self._routes else None
         if self._closed:
             return
-        if not self._is_out:
+        if not self.is_out:
             seconds, settled = (
                 self._environment.wait_seconds,
-                lambda: self._is_out or (link is not None and link.retired),
+                lambda: self.is_out or (link is not None and link.retired),
             )
             self._control.link_lost(self._dated(lost), seconds, settled)
-        if link is not None and self._is_out:  # no later view will tell this worker that the server was lost
+        if link is not None and self.is_out:  # no later view will tell this worker that the server was lost
             link.retire()
 
     def _dated(self, lost: LinkLost) -> LinkLost:

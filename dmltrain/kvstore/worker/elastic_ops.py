@@ -138,6 +138,12 @@ class ElasticOps(Ops):
             self._progress.wait_for_view()
             self.repeat(self.begin)
 
+    def go_if_out(self) -> None:
+        """Between two ops: if the newest view is without this worker, enter all views up to it. Raises JobLost,
+        MembershipEnded, Stopped."""
+        if self._member.is_out:
+            self.repeat(self.begin)
+
     def drops_out(self, error: BaseException) -> bool:
         """A mistake of the user, or weights that differ between workers, ends the job: all workers would fail."""
         if not self.view or isinstance(error, (UserError, Diverged)):

@@ -79,8 +79,8 @@ def _exchange(
 
 def _check(store: KVStore, choices: ExchangeChoices, on_servers: bool) -> None:
     """Raise UserError for choices that exclude one another, with this store."""
-    if store.elastic and (choices.factors or not store.kvstore_type.can_be_elastic):
-        raise UserError("an elastic job needs dist_sync, dist_async or dist_ssp, and no factors")
+    if store.elastic and choices.factors:
+        raise UserError("an elastic job has no factors: leave them out")
     if choices.factors and not choices.overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
     if choices.factors and on_servers:

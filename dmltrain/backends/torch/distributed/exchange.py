@@ -12,7 +12,9 @@ An exchange has three parts, each of which knows nothing of the others' choices:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -71,6 +73,9 @@ class Exchange:
 
     def synchronize(self) -> None:
         self.gradients.settle()
+
+    def shared(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

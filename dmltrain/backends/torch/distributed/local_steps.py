@@ -5,23 +5,32 @@ they come. A worker that waits in `synchronize` contributes its unchanged weight
 make steps, until all workers are in `synchronize`. So workers may make unequal numbers of steps between two calls of
 `synchronize`, if they train a single model. With several models a worker that waits in one model's `synchronize` cannot
 take part in another model's averages.
+
+In an elastic job an average is a round of all members (members.py), and `round` comes before its last local step: so
+nobody has to ask where the others come from. If members change before it is recognised, those that are left make it
+again, from the weights that each of them has: it is the mean over those that have made local steps since the last one.
+What a lost worker has learned since then is lost with it, and its samples are dealt again. A worker that joins begins
+with the weights of the last average and the outer momentum; it has a part from the next round on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.exchange import Exchange
+from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
 from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
 from dmltrain.backends.torch.distributed.layout import declared
+from dmltrain.backends.torch.distributed.members import RECEIPT, Members
+from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import agreement
-from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.base import READ, Handle, KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 
 OUTER = "outer"  # in a state_dict: what all workers have in common, beside the worker's own inner state
@@ -35,26 +44,42 @@ class WeightAverages(Exchange):
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, settings: LocalSteps
     ) -> None:
-        buckets = declared(model, optimizer, store, mean=True)
-        super().__init__(OwnGradients(optimizer, buckets), store)
+        members = Members(store, "receipt")
+        buckets = declared(model, optimizer, store, mean=not members.elastic)
+        if members.elastic:
+            store.init([members.key], [np.zeros(RECEIPT + 1)])
+        super().__init__(OwnGradients(optimizer, buckets), store, members)
         self._settings = settings
         _check_equal(settings, store)
         self._model = store.key_number(buckets[0].name) if buckets else -1  # identifies the model
         self._outer = [OuterOptimizer(bucket, settings) for bucket in buckets]
         self._steps_made = 0  # local steps since the last average
+        self._is_shared = False  # whether `state_dict` has only what is the same on all workers
         self._numbers = {parameter: number for number, parameter in enumerate(self.gradients.parameters())}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        self._begin()
-        loss = super().step(closure)
-        self._steps_made += 1
-        if self._steps_made >= self._settings.steps:  # more if the state is from a run with other settings
+        if self.members.is_known and not self.members.dealt:  # this worker has just joined
+            loss = evaluated(closure)
+        else:
+            self._begin()
+            loss = super().step(closure)
+            self._steps_made += 1
+        if self.members.is_known:
+            self._meet_members()
+        elif self._steps_made >= self._settings.steps:  # more if the state is from a run with other settings
+            self.members.check()
             self._meet(last=False)
         return loss
 
     def synchronize(self) -> None:
-        while not self._meet(last=True):
-            pass
+        if not self.members.elastic:
+            while not self._meet(last=True):
+                pass
+        elif self._steps_made:
+            raise UserError(
+                "an elastic job averages weights after so many batches of dmltrain.loader, and at the end of the loop "
+                "over it: call optimizer.synchronize() and state.save() after that loop"
+            )
 
     def _begin(self) -> None:
         """Copy the weights before the first local step, not right after the average: in between the program may load
@@ -86,6 +111,70 @@ class WeightAverages(Exchange):
                 outer.take(handle, outer.bucket.factor_to_mean(self.store))
         self._steps_made = 0
 
+    # -- rounds of an elastic job ---------------------------------------------------------------------------------
+
+    def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
+        if self.members.elastic:
+            self.members.begin(dealt, checksum, then)
+
+    def skip_round(self) -> bool:
+        if self.members.is_known:
+            self._meet_members()
+        return True
+
+    def forget_round(self) -> None:
+        """Also the local steps since the last average."""
+        self.members.forget()
+        self._return()
+
+    def _meet_members(self) -> None:
+        found = self.members.recognised(self._attempt)
+        if found is None:  # the others have made it, and its weights are here
+            self.members.end(None)
+        else:
+            sent, total = found
+            self.members.end(total[:RECEIPT])
+            self._take(sent, int(total[RECEIPT]))
+        self.members.tell()
+
+    def _attempt(self) -> tuple[list[tuple[OuterOptimizer, Handle]], Array]:
+        """Wait for the sums in the present view, and until the round is recognised. Returns the results of the buckets,
+        and the sum of the checksums, with the number of workers that have made local steps."""
+        self._begin()
+        own = np.append(self.members.checksum, float(self._steps_made > 0))
+        with torch.no_grad():
+            sent = [(outer, outer.send(self.store)) for outer in self._outer]
+        total = self.store.pushpull(self.members.key, own, READ, wait=False)
+        for handle in (*(handle for _, handle in sent), total):
+            handle.wait()
+        self.store.complete()
+        return sent, np.array(total.values[0])
+
+    def _take(self, sent: list[tuple[OuterOptimizer, Handle]], workers: int) -> None:
+        """Make the outer step with the mean over so many workers; if there are none, all have the weights before."""
+        with torch.no_grad():
+            for outer, handle in sent if workers else ():
+                outer.take(handle, 1.0 / workers)
+        self._steps_made = 0
+
+    def _return(self) -> None:
+        """Go back to the weights of the last average."""
+        for outer in self._outer if self._steps_made else ():
+            outer.bucket.weights.set(outer.start)
+        self._steps_made = 0
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        own, made = [torch.from_numpy(outer.bucket.weights.on_host()) for outer in self._outer], self._steps_made
+        self._return()
+        self._is_shared = True
+        try:
+            yield
+        finally:
+            self._is_shared, self._steps_made = False, made
+            for outer, weights in zip(self._outer, own, strict=True):
+                outer.bucket.weights.set(weights)
+
     # -- state ----------------------------------------------------------------------------------------------------
 
     @property
@@ -104,7 +193,8 @@ class WeightAverages(Exchange):
         for outer_optimizer in self._outer:
             outer["momentum"] |= self._by_number(outer_optimizer, outer_optimizer.momentum)
             outer["start"] |= self._by_number(outer_optimizer, outer_optimizer.start if self._steps_made else None)
-        return {**super().state_dict(), OUTER: outer}
+        inner = super().state_dict()
+        return {**inner, **({"state": {}} if self._is_shared else {}), OUTER: outer}
 
     def _by_number(self, outer: OuterOptimizer, flat: torch.Tensor | None) -> dict[int, torch.Tensor]:
         if flat is None:

@@ -61,6 +61,11 @@ class Members:
         self.dealt, self.checksum, self._then = dealt, np.array(checksum, np.float64), then
         self._is_known = True
 
+    @property
+    def is_known(self) -> bool:
+        """Whether `begin` has come since the last round."""
+        return self._is_known
+
     def check(self) -> None:
         """Raise UserError unless `begin` has come before this step."""
         if self.elastic and not self._is_known:

@@ -23,6 +23,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """With `factors`: for each dense layer whether it sends factors. `str(choice)` gives the reason and the bytes of a
     step."""
     factored: frozenset[torch.nn.Parameter]  # the weights of the layers that send factors
+    shared: Callable[[], AbstractContextManager[None]]
+    """In an elastic job: inside this context the model's weights and `state_dict` are what a worker that joins gets of
+    this one."""
 
     def __init__(self, exchange: Exchange) -> None:  # without super().__init__(): the inner has the state
         self.inner, self._exchange = exchange.inner, exchange
@@ -30,6 +33,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer_step_post_hooks = self.inner._optimizer_step_post_hooks
         if exchange.store is not None:
             self.store = exchange.store
+        self.shared = exchange.shared
         self.choices, self.factored = exchange.chosen.choices, frozenset(exchange.chosen.rows)
 
     @property
