@@ -33,12 +33,11 @@ class BuildWithPth(build_py):
 
 
 class SourcesAlone(sdist):
-    """The sources of the wheel and CHANGELOG.md. Setuptools would add the files tests/test*.py, without what they use."""
+    """What the wheel is built from, and CHANGELOG.md. Setuptools finds tests/test*.py too, without what these use."""
 
-    def prune_file_list(self) -> None:
-        super().prune_file_list()
-        self.filelist.exclude_pattern(None, prefix="tests")
-        self.filelist.append("CHANGELOG.md")
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        sources = [file for file in files if not file.startswith("tests/")]
+        super().make_release_tree(base_dir, [*sources, "CHANGELOG.md"])
 
 
 setup(
