@@ -101,6 +101,7 @@ setup(
             "dmltrain-check = dmltrain_launch.cli:check_main",
             "dmltrain-job = dmltrain_launch.cli:job_main",
             "dmltrain-completion = dmltrain_launch.commands.completion:main",
+            "dmltrain-doctor = dmltrain_launch.commands.doctor:main",
             "dmltrain-parse = dmltrain.report.cli:main",
             "dmltrain-report = dmltrain.report.page.cli:main",
             "dmltrain-data = dmltrain.data_command.cli:main",

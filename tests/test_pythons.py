@@ -197,6 +197,8 @@ def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_spac
     assert {line.split()[0] for line in listed.splitlines() if line.startswith("  ")} == installed
     assert "see dmltrain help" not in listed, "a verb of this project without a description"
     assert output(door, "--version") == f"dmltrain {dmltrain.__version__}\n"
+    page = output(door, "doctor")
+    assert page.startswith(f"dmltrain {dmltrain.__version__}\n") and re.search("\nnot found +numpy, torch, mxnet", page)
     pip("--python", python, "uninstall", "--yes", "dmltrain")
     assert not list(door.parent.glob("dmltrain*"))
     assert not list(site.glob("*dmltrain*")), list(site.iterdir())
