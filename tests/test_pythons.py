@@ -17,6 +17,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dmltrain
 from tests.launch.test_agent import Conversation
@@ -109,6 +110,15 @@ def files_of(wheel: Path) -> tuple[dict[str, bytes], Message]:  # noqa: F811
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
     return files, message_from_bytes(next(text for name, text in files.items() if name.endswith("/METADATA")))
+
+
+def test_the_files_for_a_release_have_its_version():
+    heading = re.search("^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading and heading[1] in (dmltrain.__version__, "Unreleased")
+    forms = [*ROOT.glob(".github/**/*.yml"), ROOT / ".readthedocs.yaml", ROOT / "docs/CITATION.cff"]
+    read = {path.name: yaml.safe_load(path.read_text()) for path in forms}
+    assert read["CITATION.cff"]["version"] == dmltrain.__version__
+    assert read["publish.yml"]["jobs"]["publish"]["permissions"] == {"id-token": "write"}
 
 
 @pytest.mark.skipif(not DIST, reason="make dist builds it")
