@@ -45,7 +45,7 @@ class Installed:
         """The output of `dmltrain WORDS`."""
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         command = [self.programs / "dmltrain", *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -131,11 +131,13 @@ def test_the_source_distribution_makes_the_wheel_of_this_tree(wheel, once):  # n
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
 def test_the_demo_of_the_wheel_with_pytorch(tmp_path, wheel):  # noqa: F811
     folder = tmp_path / "environment"
     install(folder, sys.executable, f"{wheel}[torch]")
+    subprocess.run([folder / "bin/python", "-I", "-c", "import torch, dmltrain.fit"], check=True)  # compiles them once
     shutil.copy(ROOT / "examples/train_digits.py", tmp_path)
-    words = ["-n", "2", "-s", "2", "--job", "demo", "train_digits.py", "--kv-store", "dist_sync"]
+    words = ["-n", "2", "-s", "2", "--job", "demo", "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", "5"]
     printed = Installed(OWN, folder / "bin").run("launch", "--launcher", "local", *words, folder=tmp_path)
     last = [line for line in printed.splitlines() if line.startswith("| ")][-1]
     assert float(last.split("|")[3]) > 0.9, printed
