@@ -69,7 +69,7 @@ dist: $(VENV)/dist.done
 	git archive --prefix build/dist/ HEAD | tar -x
 	$(BIN)/python -m build --outdir dist build/dist
 	$(BIN)/python -m twine check --strict dist/*
-	DMLTRAIN_TEST_DIST=$(CURDIR)/dist $(PYTEST) tests/test_pythons.py $(PYTEST_ARGUMENTS)
+	DMLTRAIN_TEST_DIST=$(CURDIR)/dist $(PYTEST) -o timeout=1200 tests/test_pythons.py $(PYTEST_ARGUMENTS)
 
 # Which small changes do the nearest tests notice? docs/mutation.md. MODULES=..., SAMPLE=..., MUTATION=more options
 mutation: $(VENV)/mutation.done

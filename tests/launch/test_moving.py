@@ -10,8 +10,11 @@ from tests.launch.conftest import ROOT
 FRAMEWORK = re.compile("^(?:import|from) (?:horovod|accelerate|lightning)", re.MULTILINE)  # not among the requirements
 
 
+DDP = pytest.param("ddp", marks=pytest.mark.exhaustive)  # nearly the script of the page for Horovod
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", ["ddp", "horovod", "torchrun"])
+@pytest.mark.parametrize("page", [DDP, "horovod", "torchrun"])
 def test_the_script_of_the_page_has_the_loss_of_the_page(launcher, page):
     text = (ROOT / f"docs/moving-from-{page}.md").read_text()
     scripts = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
