@@ -3,6 +3,7 @@
 # make quick, make test, make test-all: more and more tests (CONTRIBUTING.md); make test-ci: those of CI.
 # make flaky: test files that have changed, or FILES=..., on a busy machine whose processes stand still at times.
 # make bench: the benchmarks behind the figures of docs/performance.md.   make testbed: five hosts to try (root).
+# make dist: wheel and source distribution of the last commit in dist/, checked in new environments of every Python.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -21,7 +22,7 @@ SIDE_BY_SIDE := --maxprocesses 24 --dist loadgroup
 # With this variable set, each process of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-ci test-all flaky check docs bench mutation mutation-changed testbed kubernetes clean system
+.PHONY: demo quick test test-ci test-all flaky check docs dist bench mutation mutation-changed testbed kubernetes clean system
 .NOTPARALLEL:
 
 demo: $(VENV)/demo.done
@@ -63,6 +64,13 @@ docs: $(VENV)/docs.done
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs-cache docs build/docs
 	@echo "The site: build/docs/index.html"
 
+dist: $(VENV)/dist.done
+	rm -rf dist build/dist
+	git archive --prefix build/dist/ HEAD | tar -x
+	$(BIN)/python -m build --outdir dist build/dist
+	$(BIN)/python -m twine check --strict dist/*
+	DMLTRAIN_TEST_DIST=$(CURDIR)/dist $(PYTEST) -o timeout=1200 tests/test_pythons.py $(PYTEST_ARGUMENTS)
+
 # Which small changes do the nearest tests notice? docs/mutation.md. MODULES=..., SAMPLE=..., MUTATION=more options
 mutation: $(VENV)/mutation.done
 	$(BIN)/python -m tests.mutation.run $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTATION)
@@ -91,7 +99,7 @@ system:
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.done: setup.py constraints.txt | $(BIN)/pip
+$(VENV)/demo.done: setup.py constraints.txt dmltrain/version.py | $(BIN)/pip
 	$(PIP) --editable '.[torch]'
 	@$(COMPILE)
 	@touch $@
@@ -104,6 +112,10 @@ $(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 $(VENV)/test.done: $(VENV)/demo.done
 	$(PIP) --editable '.[torch,images,lmdb,leveldb,plot,ray,dev$(MXNET)]'
 	@$(COMPILE)
+	@touch $@
+
+$(VENV)/dist.done: $(VENV)/test.done
+	$(PIP) --editable '.[release]'
 	@touch $@
 
 $(VENV)/mutation.done: $(VENV)/test.done

@@ -1,13 +1,15 @@
-"""Packaging of dmltrain. Ranges are here, the exact versions that the project is tested with in constraints.txt."""
+"""What pyproject.toml cannot say of the package: folders, data, programs, and ranges of what it needs.
 
-import re
+The exact versions that the project is tested with are in constraints.txt.
+"""
+
 from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "dmltrain/version.py").read_text(), re.MULTILINE).group(1)
 PTH = "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
 LAUNCH = "launch"  # the folder of the package dmltrain_launch; `launch` itself is another project's name
 
@@ -30,14 +32,15 @@ class BuildWithPth(build_py):
             Path(top, "dmltrain_launch.pth").write_text(f"{HERE / LAUNCH}\n")
 
 
+class SourcesAlone(sdist):
+    """What the wheel is built from, and CHANGELOG.md. Setuptools finds tests/test*.py too, without what these use."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        sources = [file for file in files if not file.startswith("tests/")]
+        super().make_release_tree(base_dir, [*sources, "CHANGELOG.md"])
+
+
 setup(
-    name="dmltrain",
-    version=VERSION,
-    description="Distributed parameter-server training of PyTorch and MXNet models over ordinary networks",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.10",
     packages=[*find_packages(include=["dmltrain*"]), *find_packages(LAUNCH)],
     package_dir={"dmltrain_launch": f"{LAUNCH}/dmltrain_launch"},
     package_data={
@@ -47,7 +50,7 @@ setup(
         "dmltrain.backends.mxnet": [Path(PTH).name],
         "dmltrain.report.page": ["assets/*", "vendor/*.js", "vendor/*.json", "vendor/*.txt"],
     },
-    cmdclass={"build_py": BuildWithPth},
+    cmdclass={"build_py": BuildWithPth, "sdist": SourcesAlone},
     install_requires=[
         "cryptography>=41",
         "numpy>=1.24",
@@ -88,6 +91,7 @@ setup(
             "kubernetes-validate>=1.31",
         ],
         "fuzz": ['atheris>=3; python_version >= "3.11"'],
+        "release": ["build>=1.2", "twine>=6.1"],
         "mutation": ["libcst>=1.9", "mutmut>=3.8,<3.9"],
     },
     scripts=["launch/bin/dmltrain"],
@@ -97,18 +101,11 @@ setup(
             "dmltrain-check = dmltrain_launch.cli:check_main",
             "dmltrain-job = dmltrain_launch.cli:job_main",
             "dmltrain-completion = dmltrain_launch.commands.completion:main",
+            "dmltrain-doctor = dmltrain_launch.commands.doctor:main",
             "dmltrain-parse = dmltrain.report.cli:main",
             "dmltrain-report = dmltrain.report.page.cli:main",
             "dmltrain-data = dmltrain.data_command.cli:main",
             "dmltrain-experiment = dmltrain.experiment.cli:main",
         ]
     },
-    classifiers=[
-        "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3",
-        "Programming Language :: Python :: 3.10",  # these four are what tests/test_pythons.py runs
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
-        "Programming Language :: Python :: 3.13",
-    ],
 )

@@ -1,5 +1,6 @@
 """Settings of the documentation site: `make docs` builds it into build/docs."""
 
+import os
 import re
 import sys
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ html_theme = "furo"
 html_title = f"dmltrain {version}"
 html_copy_source = False
 html_show_sphinx = False
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")  # of the version that search engines should show
 
 myst_heading_anchors = 3  # headings can be linked to as page.md#heading, as on GitHub
 smartquotes = False  # -- stays --

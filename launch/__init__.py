@@ -1,4 +1,4 @@
-"""The old import name of `dmltrain_launch`, in a checkout: `python -m launch.cli` and the like go on working.
+"""The old import name of `dmltrain_launch`, in a checkout: `python -m launch.cli` and the like go on for a while.
 
 A wheel has nothing of this name, which is another project's (ROS). No module is loaded a second time: `launch.X` is the
 module `dmltrain_launch.X` itself.
@@ -11,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
+
+from dmltrain.base.deprecation import deprecated
 
 NEW = "dmltrain_launch"
 FOLDER = str(Path(__file__).parent)
@@ -51,4 +53,5 @@ def own_package_first() -> None:
 
 
 own_package_first()
+deprecated("the import name launch", "dmltrain_launch", "0.5")
 sys.meta_path.insert(0, OldNames())

@@ -21,6 +21,7 @@ PROGRAMS = {  # of setup.py, and one that trains; what they are given, and a fil
     "dmltrain_launch.cli:check_main": "--no-live --launcher local",
     "dmltrain_launch.cli:job_main": "ls .",
     "dmltrain_launch.commands.completion:main": "bash",
+    "dmltrain_launch.commands.doctor:main": "",
     "dmltrain.report.cli:main": "logs",
     "dmltrain.report.page.cli:main": "logs -o page.html -> page.html",
     "dmltrain.data_command.cli:main": "partition images --parts 1 --out parts --seed 1 -> parts",

@@ -28,13 +28,14 @@ ENTRY = {
     "launch": "dmltrain_launch.cli:main",
     "check": "dmltrain_launch.cli:check_main",
     "job": "dmltrain_launch.cli:job_main",
+    "doctor": "dmltrain_launch.commands.doctor:main",
     "completion": "dmltrain_launch.commands.completion:main",
     "parse": "dmltrain.report.cli:main",
     "report": "dmltrain.report.page.cli:main",
     "data": "dmltrain.data_command.cli:main",
     "experiment": "dmltrain.experiment.cli:main",
 }
-VERBS_HERE = ["check", "completion", "data", "experiment", "job", "launch", "mute", "parse", "report", "zoom"]
+VERBS_HERE = ["check", "completion", "data", "doctor", "experiment", "job", "launch", "mute", "parse", "report", "zoom"]
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
 echo 'usage: dmltrain-zoom [options] PICTURE'

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("logs/reference/*.md")])
+FILES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("logs/reference/*.md")]
+)
 LINE = 120
 README_LINES = 150
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

@@ -5,21 +5,26 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from dataclasses import dataclass
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dmltrain
 from tests.launch.test_agent import Conversation
 from tests.pythons import python
-from tests.wheel import copy_source, once, pip, wheel  # noqa: F401  fixtures
+from tests.wheel import DIST, copy_source, of_this_tree, once, pip, wheel  # noqa: F401  fixtures
 
 ROOT = Path(__file__).parents[1]
-CLASSIFIERS = re.findall(r"Programming Language :: Python :: (3\.\d+)", (ROOT / "setup.py").read_text())
 TESTED = ("3.10", "3.11", "3.12", "3.13")
 AGENT_ALONE = ("3.8", "3.9")  # on a host's own Python, where nothing of the project is installed
 PROGRAMS = ROOT / "tests/kvstore/programs"
@@ -40,7 +45,7 @@ class Installed:
         """The output of `dmltrain WORDS`."""
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         command = [self.programs / "dmltrain", *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -64,9 +69,7 @@ def installed(request, once, wheel) -> Installed:  # noqa: F811
     version, interpreter = request.param, python(request.param)
 
     def make(folder: Path) -> None:
-        subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
-        options = ["--no-compile", "--only-binary", ":all:", "--constraint", ROOT / "constraints.txt"]
-        pip("--python", folder / "bin/python", "install", *options, wheel)
+        install(folder, interpreter, wheel)
         subprocess.run([folder / "bin/python", "-I", "-c", f"import {USED}"], check=True)  # compiles them once
         for script in (folder / "bin").iterdir():  # the folder gets its own name when it is complete
             if script.is_file() and not script.is_symlink():
@@ -75,8 +78,69 @@ def installed(request, once, wheel) -> Installed:  # noqa: F811
     return Installed(version, once(f"python-{version}", make) / "bin")
 
 
-def test_the_classifiers_list_the_tested_versions():
-    assert tuple(CLASSIFIERS) == TESTED
+def install(folder: Path, interpreter: str, what: str | Path) -> None:
+    """Into a new environment, with the versions of constraints.txt."""
+    subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
+    options = ["--no-compile", "--only-binary", ":all:", "--constraint", ROOT / "constraints.txt"]
+    pip("--python", folder / "bin/python", "install", *options, what)
+
+
+@pytest.mark.thorough
+def test_what_the_wheel_has(wheel):  # noqa: F811
+    """Every file of the packages that git knows, and what package indexes show."""
+    tracked = subprocess.run(["git", "ls-files", "dmltrain", "launch/dmltrain_launch"], cwd=ROOT, **READ).stdout
+    files, about = files_of(wheel)
+    packages = {name for name in files if name.startswith(("dmltrain/", "dmltrain_launch/"))}
+    assert {name.removeprefix("launch/") for name in tracked.splitlines()} - packages == {RENEWS}
+    assert {name.partition("/")[0] for name in files} - {"dmltrain", "dmltrain_launch"} == {PTH, *ITS_OWN}
+    assert about["Version"] == dmltrain.__version__ and about["Requires-Python"] == f">={TESTED[0]}"
+    assert tuple(re.findall(r"Classifier: .* :: Python :: (3\.\d+)\n", about.as_string())) == TESTED
+    assert about["License-Expression"] == "Apache-2.0" and "dmltrain/data/digits.LICENSE.txt" in str(about.items())
+    assert about["Description-Content-Type"] == "text/markdown" and about.get_payload().startswith("# dmltrain\n")
+
+
+RENEWS = "dmltrain/report/page/vendor/renew.py"  # fetches the files beside it
+ITS_NAME = f"dmltrain-{dmltrain.__version__}"
+ITS_OWN = {f"{ITS_NAME}.data", f"{ITS_NAME}.dist-info"}
+READ = {"capture_output": True, "text": True, "check": True}
+
+
+def files_of(wheel: Path) -> tuple[dict[str, bytes], Message]:  # noqa: F811
+    """The wheel's files, without their list, and its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+    return files, message_from_bytes(next(text for name, text in files.items() if name.endswith("/METADATA")))
+
+
+def test_the_files_for_a_release_have_its_version():
+    heading = re.search("^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading and heading[1] in (dmltrain.__version__, "Unreleased")
+    forms = [*ROOT.glob(".github/**/*.yml"), ROOT / ".readthedocs.yaml", ROOT / "docs/CITATION.cff"]
+    read = {path.name: yaml.safe_load(path.read_text()) for path in forms}
+    assert read["CITATION.cff"]["version"] == dmltrain.__version__
+    assert read["publish.yml"]["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+
+
+@pytest.mark.skipif(not DIST, reason="make dist builds it")
+def test_the_source_distribution_makes_the_wheel_of_this_tree(wheel, once):  # noqa: F811
+    ours, theirs = files_of(of_this_tree(once))[0], files_of(wheel)[0]
+    assert [name for name in ours | theirs if ours.get(name) != theirs.get(name)] == [], "is everything committed?"
+    with tarfile.open(next(Path(DIST).glob("*.tar.gz"))) as archive:
+        sources = archive.getnames()
+    assert not [name for name in sources if "/tests/" in name] and f"{ITS_NAME}/CHANGELOG.md" in sources
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_the_demo_of_the_wheel_with_pytorch(tmp_path, wheel):  # noqa: F811
+    folder = tmp_path / "environment"
+    install(folder, sys.executable, f"{wheel}[torch]")
+    subprocess.run([folder / "bin/python", "-I", "-c", "import torch, dmltrain.fit"], check=True)  # compiles them once
+    shutil.copy(ROOT / "examples/train_digits.py", tmp_path)
+    words = ["-n", "2", "-s", "2", "--job", "demo", "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", "5"]
+    printed = Installed(OWN, folder / "bin").run("launch", "--launcher", "local", *words, folder=tmp_path)
+    last = [line for line in printed.splitlines() if line.startswith("| ")][-1]
+    assert float(last.split("|")[3]) > 0.9, printed
 
 
 def test_a_job_of_the_installed_launcher(installed, tmp_path):
@@ -145,6 +209,8 @@ def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_spac
     assert {line.split()[0] for line in listed.splitlines() if line.startswith("  ")} == installed
     assert "see dmltrain help" not in listed, "a verb of this project without a description"
     assert output(door, "--version") == f"dmltrain {dmltrain.__version__}\n"
+    page = output(door, "doctor")
+    assert page.startswith(f"dmltrain {dmltrain.__version__}\n") and re.search("\nnot found +numpy, torch, mxnet", page)
     pip("--python", python, "uninstall", "--yes", "dmltrain")
     assert not list(door.parent.glob("dmltrain*"))
     assert not list(site.glob("*dmltrain*")), list(site.iterdir())

@@ -1,4 +1,4 @@
-"""The wheel of this project, built once for all test processes of a session."""
+"""The wheel of this project, built once for all test processes of a session; or that of `make dist`."""
 
 import contextlib
 import fcntl
@@ -14,6 +14,7 @@ import pytest
 from tests.copied_tree import copy_packages
 
 ROOT = Path(__file__).parents[1]
+DIST = os.environ.get("DMLTRAIN_TEST_DIST")  # a folder with the wheel and the source distribution of this commit
 
 
 @contextlib.contextmanager
@@ -64,6 +65,10 @@ def build(folder: Path) -> None:
     pip("wheel", "--no-deps", "--wheel-dir", folder, copy_source(folder.with_name("source-of-the-wheel")))
 
 
+def of_this_tree(once) -> Path:
+    return next(once("wheel", build).glob("*.whl"))
+
+
 @pytest.fixture(scope="session")
 def wheel(once) -> Path:
-    return next(once("wheel", build).glob("*.whl"))
+    return next(Path(DIST).glob("*.whl")) if DIST else of_this_tree(once)

@@ -32,7 +32,10 @@ class Capacity:
                     self.cores, self._group = cores, file
         total = self._memory()[0]
         self._limited = [
-            folder for hierarchy in groups("memory", proc, root) for folder in hierarchy if 0 < _limit(folder) < total
+            folder
+            for hierarchy in groups("memory", proc, root)
+            for folder in hierarchy
+            if 0 < memory_limit(folder) < total
         ]
 
     def busy(self) -> float | None:
@@ -55,7 +58,7 @@ class Capacity:
         total, available = self._memory()
         shares = [1 - available / total] if total else []
         for folder in self._limited:
-            limit, used = _limit(folder), _used(folder)
+            limit, used = memory_limit(folder), _used(folder)
             if limit and used is not None:
                 shares.append(used / limit)
         return min(1.0, max(0.0, *shares)) if shares else None
@@ -148,7 +151,7 @@ def _group_seconds(file: str) -> float | None:
     return None
 
 
-def _limit(folder: str) -> int:
+def memory_limit(folder: str) -> int:
     """The memory limit of one group in bytes; 0 without one."""
     return _number(f"{folder}/memory.max") or _number(f"{folder}/memory.limit_in_bytes")
 

@@ -104,6 +104,7 @@ def test_the_old_import_name_loads_no_module_twice(tmp_path):
     where = tmp_path / "launch/dmltrain_launch/job/hosts/entry.py"
     aliases = ["launch.job", "launch.job.hosts", "launch.job.hosts.entry"]
     assert done.stdout == f"True {where} {aliases}\n", done
+    assert "<string>:1: FutureWarning: the import name launch is deprecated" in done.stderr
     words = ["-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "0", "--log-dir", tmp_path / "logs"]
     command = [
         sys.executable,

@@ -131,7 +131,7 @@ def test_a_python_too_old_for_dmltrain(job, version):
 
 
 def test_the_oldest_python_is_that_of_the_packaging():
-    oldest = re.search(r'python_requires=">=(\d+)\.(\d+)"', (ROOT / "setup.py").read_text())
+    oldest = re.search(r'requires-python = ">=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
     assert tuple(map(int, oldest.groups())) == OLDEST_PYTHON
 
 

@@ -18,7 +18,7 @@ from dmltrain_launch.preflight.pairs import Paths
 
 Facts = Mapping[str, Any]  # the answer of `dmltrain_launch.agent.host.probe`
 USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the last two are those of a shell
-OLDEST_PYTHON = (3, 10)  # python_requires of dmltrain's setup.py
+OLDEST_PYTHON = (3, 10)  # requires-python of dmltrain's pyproject.toml
 SKEW_SECONDS = 1.0  # log lines of several hosts are compared by their times
 OPEN_FILES = 256, 4  # of a process: for libraries and data, and for each other process of the job
 DISK_MIB = {"/tmp": 100, "/dev/shm": 256}  # Docker's 64 MiB of /dev/shm are too few for a model's gradients
