@@ -358,9 +358,10 @@ def import_framework(backend: str) -> None:
 
     BACKENDS[backend].load()
     # What the programs import later: a twentieth of their time.
+    import dmltrain.train.hardware  # noqa: F401
+
     import dmltrain.api.create  # noqa: F401
     import dmltrain.kvstore.worker.store  # noqa: F401
-    import dmltrain.train.hardware  # noqa: F401
 
     if backend == "torch":
         from dmltrain.backends.torch import plain_step
