@@ -29,6 +29,7 @@ MAY_READ = {  # file and function -> what for
     "launch/dmltrain_launch/cli.py plan": "the date in a job's name",
     "launch/dmltrain_launch/cli.py start": "the date in a new job's name",
     "launch/dmltrain_launch/cli.py submit": "the date in a new job's name",
+    "launch/dmltrain_launch/commands/doctor.py _clock": "the date of a report",
     "launch/dmltrain_launch/commands/visit.py write_end": "a date in a record",
     "launch/dmltrain_launch/commands/submit.py mark_ended": "a date in a record",
     "launch/dmltrain_launch/commands/submit.py put": "a date in a record",
