@@ -35,6 +35,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,6 +54,7 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000, "mnt": 0x00020000}
 # Where a test bed's hosts see it, which have a /tmp of their own.
 PLACE = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
+FAKE_CUDA = "fake-cuda"  # the backend torch, with devices that are none: tests/device
 PROGRAM = Path(__file__).with_name("forked_program.py")
 
 
@@ -273,7 +275,7 @@ def _end(running: dict[int, int]) -> None:
     sys.exit()
 
 
-def become(request: dict) -> NoReturn:
+def become(request: dict, run: Callable = runpy.run_path) -> NoReturn:
     """Run the program of the request as Python does with a file that it is given, but for the end of the interpreter:
     its million objects are not destroyed one by one, which takes longer than most programs."""
     os.environ.clear()
@@ -286,7 +288,7 @@ def become(request: dict) -> NoReturn:
     sys.path[:1] = [str(Path(sys.argv[0]).parent), *(each for each in wanted if each not in sys.path)]
     code: Any = None
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        run(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = end.code
     except BaseException as error:
@@ -321,11 +323,17 @@ if __name__ == "__main__":
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
-    BACKENDS[sys.argv[3]].load()
-    if sys.argv[3] == "torch":
+    backend, run = sys.argv[3], runpy.run_path
+    if backend == FAKE_CUDA:
+        from tests.device import fake_cuda
+
+        fake_cuda.install()
+        backend, run = "torch", fake_cuda.run
+    BACKENDS[backend].load()
+    if backend == "torch":
         from dmltrain.backends.torch import plain_step
 
         plain_step.postpone_compiler()  # which scripts import when they make an optimizer: a second
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
-    become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])))
+    become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])), run)

@@ -15,11 +15,11 @@ from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore, create
 from tests.backends import trainers
-from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.served_store import ServedStore
 from tests.backends.trainers import MLP
 from tests.backends.trainers import torch_trainer as make
 from tests.connected import connected
+from tests.device.devices import DEVICES
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
@@ -340,8 +340,8 @@ def bucket_on(device, keep):
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep, monkeypatch):
-    bucket, store = bucket_on(device_for(name, monkeypatch), keep), Noting()
+def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep):
+    bucket, store = bucket_on(name, keep), Noting()
     handle = bucket.send(store)
     assert store.value.tolist() == list(range(8))
     if name == "cpu":
@@ -356,8 +356,8 @@ def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep,
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_gradients_that_are_kept_can_be_pushed_again(name, monkeypatch):
-    bucket, store = bucket_on(device_for(name, monkeypatch), keep=True), Noting()
+def test_gradients_that_are_kept_can_be_pushed_again(name):
+    bucket, store = bucket_on(name, keep=True), Noting()
     bucket.send(store)
     first = store.value
     if store.out is not READ:
