@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from dmltrain import fit, kvstore, score
+from dmltrain.backends.torch import devices, loss_scale
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import codec
+from dmltrain.options import parse
 from tests import image_records
 from tests.backends.trainers import MLP, SMALL, batch, torch_trainer
 from tests.device import fake_cuda
@@ -151,6 +153,50 @@ def test_two_devices_have_the_weights_of_two_replicas_on_the_cpu(line):
     assert same(found, expected)
 
 
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("", "TF32 off for products and on for convolutions, deterministic off"),
+        ("--tf32 1", "TF32 on for products and on for convolutions, deterministic off"),
+        ("--deterministic 1", "TF32 off for products and off for convolutions, deterministic on"),
+        ("--replay views.json --tf32 1", "TF32 on for products and on for convolutions, deterministic on"),
+    ],
+)
+def test_the_log_says_how_gpus_compute(line, says):
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False  # torch's defaults
+    made = torch_trainer(MLP, f"--gpus 0 {line}")
+    assert made.choices() == [f"GPU arithmetic: {says}"] and torch_trainer(MLP, line).choices() == []
+    found = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+    torch_trainer(MLP, "--gpus 0")
+    assert found == ("deterministic on" in says,) * 2 and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_gpu_that_another_process_uses_too_is_a_warning():
+    torch_trainer(MLP, "--gpus 1")
+    ours, theirs = os.pipe()
+    if not os.fork():
+        devices._claims.clear()  # as in a process of its own, whose parent has the sockets still
+        os.write(theirs, "\n".join(torch_trainer(MLP, "--gpus 1").choices()).encode())
+        os._exit(0)
+    os.wait()
+    assert "Warning: cuda:1 is also used by another process of dmltrain" in os.read(ours, 10_000).decode()
+
+
+def test_a_loss_scale_looks_at_all_gradients_at_once():
+    """And at no gradient of a device by itself."""
+    made = torch_trainer(SMALL, "--gpus 0 --dtype float16")
+    made.train_step(*batch(SMALL), 16, 0.05)
+    gradients = [parameter.grad for parameter in made.replicas.modules[0].parameters()]
+    counts = []
+    for some in (gradients[:2], gradients):
+        before = fake_cuda.counted("kernels")
+        assert not loss_scale._overflowed(some)
+        counts.append(fake_cuda.counted("kernels") - before)
+    assert counts[0] == counts[1] and len(gradients) > 2
+    gradients[-1].view(-1)[0] = torch.inf
+    assert loss_scale._overflowed(gradients)
+
+
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 DIGITS = "--dataset digits --network mlp --kv-store local --batch-size 32"
@@ -177,6 +223,12 @@ def test_checkpoints_go_from_one_device_to_the_other(run, tmp_path):
         assert run(words, tmp_path / prefix, "--load-epoch 1", device) == here[4:]
     checked = [f"--model-prefix {tmp_path}/gpu {DIGITS} {device}" for device in ("", GPU)]
     assert run(checked[0], program=score) == run(checked[1], program=score)
+
+
+@pytest.mark.parametrize("rank, number", [("0", 0), ("1", 1), ("2", 0)])
+def test_auto_is_the_gpu_of_this_workers_number_on_its_host(rank, number, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert parse(["--devices", "auto"]).found().device_names == (f"gpu:{number}",)
 
 
 def test_images_that_are_changed_at_random(run, tmp_path):
