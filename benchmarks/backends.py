@@ -68,6 +68,7 @@ def train(case: str, backend: str, options: argparse.Namespace, folder: Path) ->
         str(options.num_examples or images),
     ]
     program += ["--data-dir", options.data_dir] if options.data_dir else ["--dataset", "synthetic"]
+    program += ["--gpus", options.gpus] if options.gpus else []
     command = [
         sys.executable,
         "-m",
@@ -142,6 +143,7 @@ def table(results: dict[str, dict[str, list[Outcome]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="CIFAR-10's folder (default: synthetic images of the same shape)")
+    parser.add_argument("--gpus", metavar="I,I", help="GPUs of each worker (default: the CPU)")
     parser.add_argument("--num-examples", type=int, help="training images of all cases (default: each case's own)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1, help="runs of each backend")

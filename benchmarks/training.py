@@ -1,6 +1,6 @@
 """Training speed: dmltrain's `local` and `dist_sync` (1 worker, 1 server) against a plain hand-written PyTorch loop.
 
-    python benchmarks/training.py [--data-dir FOLDER_OF_CIFAR10] [--format json]
+    python benchmarks/training.py [--data-dir FOLDER_OF_CIFAR10] [--gpus 0] [--format json]
 
 The contestants are complete programs. They are started once and train the whole time with the same data, batch, layout
 and precision. They take turns: one runs, the others are stopped (SIGSTOP), in rounds (A B C, C B A, ...), so that other
@@ -109,6 +109,7 @@ def contestants(network: str, options: argparse.Namespace, folder: Path) -> list
     ]
     arguments += ["--dataset", "cifar10" if options.data_dir else "synthetic"]
     arguments += ["--data-dir", options.data_dir] if options.data_dir else []
+    arguments += ["--gpus", options.gpus] if options.gpus else []
     chosen = NETWORKS[network]
     program = CHECKOUT / "benchmarks/contest/programs/plain_training.py"
     plain = [sys.executable, str(program), *arguments, "--network", chosen[1]]
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--num-examples", type=int, default=50000)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--gpus", metavar="I", help="the GPU that all use in turns (default: the CPU)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=8, help="rounds")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a turn")

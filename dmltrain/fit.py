@@ -104,6 +104,8 @@ def train(options: Options, command: str) -> None:
     joins_as_server = environment.role == "server" and environment.joins
     if environment.role == "worker" or (joins_as_server and options.update_on_kvstore):
         BACKENDS[options.backend].load()
+    if environment.role == "worker":
+        options = options.found()
     store = kvstore.create(
         options.kv_store,
         staleness=options.staleness,

@@ -64,6 +64,7 @@ def score(options: Options, given: Collection[str], command: str) -> None:
     options = replace(options, update_on_kvstore=0)
     if env.read().role == "worker":
         BACKENDS[options.backend].load()
+        options = options.found()
     store = kvstore.create(
         options.kv_store, backend=options.backend, transport=options.transport, host_sum=options.host_sum
     )  # a scheduler or server serves the job here, and exits

@@ -42,6 +42,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,6 +62,7 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000, "mnt": 0x00020000}
 # Where a test bed's hosts see it, which have a /tmp of their own.
 PLACE = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
+FAKE_CUDA = "fake-cuda"  # the backend torch, with devices that are none: tests/device
 PROGRAM = Path(__file__).with_name("forked_program.py")
 LAUNCHER = Path(__file__).with_name("programs") / "dmltrain_launch.cli"
 RAY_DRIVER = LAUNCHER.with_name("dmltrain_launch.clusters.ray.driver")
@@ -292,7 +294,7 @@ def _end(running: dict[int, int]) -> None:
     sys.exit()
 
 
-def become(request: dict) -> NoReturn:
+def become(request: dict, run: Callable = runpy.run_path) -> NoReturn:
     """Run the program of the request as Python does with a file that it is given, but for the end of the interpreter:
     its million objects are not destroyed one by one, which takes longer than most programs."""
     os.environ.clear()
@@ -305,7 +307,7 @@ def become(request: dict) -> NoReturn:
     sys.path[:1] = [str(Path(sys.argv[0]).parent), *(each for each in wanted if each not in sys.path)]
     code: Any = None
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        run(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = end.code
     except BaseException as error:
@@ -356,6 +358,11 @@ def import_framework(backend: str) -> None:
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
+    if backend == FAKE_CUDA:
+        from tests.device import fake_cuda
+
+        fake_cuda.install()
+        backend = "torch"
     BACKENDS[backend].load()
     # What the programs import later: a twentieth of their time.
     import dmltrain.train.hardware  # noqa: F401
@@ -370,11 +377,15 @@ def import_framework(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:3]]
+    sockets, run = [socket.socket(fileno=int(number)) for number in sys.argv[1:3]], runpy.run_path
     if sys.argv[3] in (PLAIN, KUBERNETES, RAY):
         import_launcher(sys.argv[3], sockets[1].getsockname())
     else:
         import_framework(sys.argv[3])
+    if sys.argv[3] == FAKE_CUDA:
+        from tests.device import fake_cuda
+
+        run = fake_cuda.run
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
-    become(serve(*sockets))
+    become(serve(*sockets), run)

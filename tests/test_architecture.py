@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -232,6 +233,11 @@ def test_the_kvstore_knows_no_backend_and_frameworks_are_imported_in_backends_on
         if room(path) not in ("backends", "__init__"):
             found = {full.partition(".")[0] for full in imports(path)} & FRAMEWORKS
             assert not found, f"{path} imports {found}"
+
+
+def test_one_module_knows_what_torch_calls_its_gpus():
+    found = {path.name for path in sources("dmltrain") if re.search(r"[\"']cuda|torch\.cuda", path.read_text())}
+    assert found == {"devices.py"}
 
 
 def test_the_agent_needs_the_standard_library_only():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain import data, models, optimizers, options
+from dmltrain.backends.torch.backend import TorchBackend
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec
@@ -120,10 +121,17 @@ def test_crop_is_an_abbreviation_of_the_image_shape():
     assert parse("--crop 32").image_shape == (3, 32, 32)
 
 
-@pytest.mark.parametrize("text, names", [("cpu", ("cpu",)), ("cpu:2", ("cpu", "cpu")), ("gpu:2", ("gpu:0", "gpu:1"))])
+@pytest.mark.parametrize(
+    "text, names", [("auto", ("auto",)), ("cpu", ("cpu",)), ("cpu:2", ("cpu", "cpu")), ("gpu:2", ("gpu:0", "gpu:1"))]
+)
 def test_devices(text, names):
     assert parse(f"--devices {text}").device_names == names
     assert parse("").device_names == ("cpu",)
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(TorchBackend, "gpus", lambda self: 0)
+    assert parse("--devices auto").found().device_names == ("cpu",)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +161,7 @@ def test_devices(text, names):
         ("--backend caffe", ["--backend", "caffe", "mxnet, torch"]),
         ("--backend mxnet --kv-store dist_ssp", ["dist_ssp", "dist_sync or dist_async", "--backend torch"]),
         ("--backend mxnet --compile 1", ["--compile", "--backend mxnet"]),
+        ("--backend mxnet --deterministic 0", ["--deterministic", "leave it out, or --backend torch"]),
         ("--backend mxnet --dtype float16", ["--dtype float16", "float32 or bfloat16", "--backend torch"]),
         ("--batch-size 0", ["--batch-size", "'0'", "at least 1"]),
         ("--batch-size many", ["--batch-size", "'many'"]),

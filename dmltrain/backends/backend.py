@@ -40,6 +40,7 @@ class Capabilities:
     factors: bool = False  # whether dense layers can send sufficient factors
     host_sum: bool = False  # whether gradients of a host's workers are summed there before they go to other hosts
     residuals: bool = False  # whether checkpoints hold all workers' residuals of gradient compression
+    arithmetic: bool = False  # whether one can choose how GPUs compute (--deterministic, --tf32)
     update_on_kvstore: bool = False  # the default, without an option and an environment variable
     lacks: Mapping[str, str] = field(default_factory=dict)  # options, by field or `field=value`, and why it lacks them
 
@@ -110,6 +111,10 @@ class Settings(RecipeSettings, Protocol):
     def macrobatch_size(self) -> int: ...
     @property
     def top_k(self) -> int: ...
+    @property
+    def repeatable(self) -> bool: ...  # on GPUs
+    @property
+    def tf32(self) -> bool | None: ...  # None: the framework's default
 
 
 def batches_of_a_step(settings: Settings, num_workers: int) -> int:
@@ -265,6 +270,9 @@ class Backend(Protocol):
 
     def load(self) -> None:
         """Import the framework. This can take seconds, in which the process sends no heartbeat."""
+
+    def gpus(self) -> int:
+        """How many GPUs the framework can use in this process."""
 
     def trainer(
         self,

@@ -174,6 +174,16 @@ def cores(environ: Mapping[str, str] | None = None) -> int:
     return int(text) if text.isdecimal() and int(text) else len(os.sched_getaffinity(0))
 
 
+def local_rank(environ: Mapping[str, str] | None = None) -> int:
+    """The number of this worker among those of its host; 0 without a launcher."""
+    return _number(os.environ if environ is None else environ, "LOCAL_RANK", default=0)
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable that a library reads, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
 def _number(values: Mapping[str, str], name: str, default: int | None = None, minimum: int = 0) -> int:
     text = values.get(name, "")
     if not text and default is not None:

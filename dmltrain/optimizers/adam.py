@@ -7,7 +7,7 @@ OPTIMIZER = Optimizer(
     Torch(
         "Adam",
         ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
-        fused=("cpu", "cuda"),
+        fused=("cpu", "gpu"),
     ),
     MXNet("Adam", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "lazy_update": "lazy_update"}),
 )

@@ -51,7 +51,7 @@ class Torch:
     arguments: Arguments = no_arguments  # without learning rate and weight decay
     of_kind: OfKind = the_same  # further arguments, which may replace the weight decay
     of_last: Mapping[str, Number] = field(default_factory=dict)  # and those of the last layer's weight
-    fused: tuple[str, ...] = ()  # device types that have a fused kernel for the whole step
+    fused: tuple[str, ...] = ()  # devices, cpu and gpu, that have a fused kernel for the whole step
     elementwise: bool = True  # elements are independent; False: a server needs a whole parameter as one key
     rate_in_momentum: bool = False  # `momentum_buffer` follows changes of the learning rate as in MXNet
     numbered: bool = False  # a parameter's state has its `number`, for random numbers

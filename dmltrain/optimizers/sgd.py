@@ -8,7 +8,7 @@ OPTIMIZER = Optimizer(
         "SGD",
         ("momentum", "dampening", "weight_decay", "nesterov", "maximize"),
         momentum,
-        fused=("cpu", "cuda"),
+        fused=("cpu", "gpu"),
         rate_in_momentum=True,
     ),
     MXNet("SGD", {"momentum": "momentum", "lazy_update": "lazy_update"}, momentum),

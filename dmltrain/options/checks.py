@@ -22,6 +22,7 @@ OPTIONS = {
     "compression": "gc_type",
     "threshold": "gc_threshold",
 }  # by names of rules.CHOICES; the others have the same
+SWITCHES = ("compile", "deterministic", "tf32")
 SPELLING = rules.Spelling(
     {name: flag(OPTIONS.get(name, name)) for name in rules.CHOICES},
     " ",
@@ -160,9 +161,9 @@ def _check_backend(options: Options) -> None:
         if wanted in offered(able[options.backend]):
             continue
         others = [f"--backend {other}" for other, can in able.items() if wanted in offered(can)]
-        given = flag(name) if name == "compile" else f"{flag(name)} {getattr(options, name)}"
+        given = flag(name) if name in SWITCHES else f"{flag(name)} {getattr(options, name)}"
         supported = " or ".join(map(str, offered(able[options.backend])))
-        fixes = ["leave it out" if name == "compile" else f"use {supported}", *others]
+        fixes = ["leave it out" if name in SWITCHES else f"use {supported}", *others]
         raise UserError(f"{given}: --backend {options.backend} does not support this; {', or '.join(fixes)}")
 
 
@@ -181,6 +182,10 @@ def _check_lacks(options: Options, able: dict[str, Capabilities]) -> None:
 
 def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Collection[Any]]]]:
     """(option, the capability that it needs, what a backend offers)."""
+
+    def arithmetic(can: Capabilities) -> Collection[Any]:
+        return (False, True) if can.arithmetic else (False,)
+
     return [
         ("kv_store", types.find(options.kv_store).name, lambda can: can.kvstores),
         ("gc_type", options.gc_type, lambda can: can.codecs),
@@ -188,6 +193,7 @@ def _needs(options: Options) -> list[tuple[str, Any, Callable[[Capabilities], Co
         ("server_shares", options.server_shares or "equal", lambda can: can.server_shares),
         ("factors", options.factors, lambda can: ("off", "auto") if can.factors else ("off",)),
         ("compile", bool(options.compile), lambda can: (False, True) if can.compile else (False,)),
+        *((name, getattr(options, name) is not None, arithmetic) for name in ("deterministic", "tf32")),
         ("dtype", options.dtype, lambda can: can.dtypes),
         ("optimizer", options.optimizer, lambda can: can.optimizers),
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from dmltrain.backends.table import BACKENDS
+from dmltrain.base import env
 from dmltrain.options.data import DataOptions
 from dmltrain.options.devices import DeviceOptions
 from dmltrain.options.distribution import DistributionOptions
@@ -17,6 +19,7 @@ from dmltrain.options.network import NetworkOptions
 from dmltrain.options.recipe import RecipeOptions
 from dmltrain.options.report import ReportOptions
 from dmltrain.options.training import TrainingOptions
+from dmltrain.options.values import AUTO
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,20 @@ class Options(
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """('cpu',), ('gpu:0', 'gpu:1'), ...: each device has one replica of the network."""
+        """('cpu',), ('gpu:0', 'gpu:1'), ...: each device has one replica of the network. ('auto',): see `found`."""
         return self.devices or self.gpus or ("cpu",)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether GPUs compute so that the same run gives the same bits again."""
+        return bool(self.audit or self.replay) if self.deterministic is None else self.deterministic
+
+    def found(self) -> Options:
+        """The same with the device that --devices auto stands for. Imports the framework."""
+        if self.devices != (AUTO,):
+            return self
+        gpus = BACKENDS[self.backend].gpus()
+        return dataclasses.replace(self, devices=(f"gpu:{env.local_rank() % gpus}" if gpus else "cpu",))
 
 
 GROUPS: tuple[type[Group], ...] = tuple(base for base in Options.__bases__ if issubclass(base, Group))

@@ -12,6 +12,7 @@ from dmltrain import models
 from dmltrain.models import graph_file
 
 LAST = -1  # --load-epoch last
+AUTO = "auto"  # --devices auto
 
 
 def integer(minimum: int) -> Callable[[str], int]:
@@ -116,10 +117,12 @@ def image_shape(text: str) -> tuple[int, int, int]:
 
 
 def device_list(text: str) -> tuple[str, ...]:
-    """'cpu' -> ('cpu',); 'cpu:2' -> ('cpu', 'cpu'); 'gpu:2' -> ('gpu:0', 'gpu:1')."""
+    """'cpu' -> ('cpu',); 'cpu:2' -> ('cpu', 'cpu'); 'gpu:2' -> ('gpu:0', 'gpu:1'); 'auto' -> ('auto',)."""
+    if text == AUTO:
+        return (AUTO,)
     kind, _, count = text.partition(":")
     if kind not in ("cpu", "gpu"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu, cpu:COUNT or gpu:COUNT")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu, cpu:COUNT, gpu:COUNT or auto")
     indices = range(integer(1)(count or "1"))
     return tuple("cpu" if kind == "cpu" else f"gpu:{index}" for index in indices)
 

@@ -46,7 +46,7 @@ MXNET_COMPRESSION = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}  # MXNet compres
 
 def line(options: Options, seconds: float) -> str:
     """The line to print, after about `seconds` of steps. Raises UserError where training would."""
-    return f"{MARK} {json.dumps(measure(options, seconds))}"
+    return f"{MARK} {json.dumps(measure(options.found(), seconds))}"
 
 
 def measure(options: Options, seconds: float) -> dict[str, Any]:

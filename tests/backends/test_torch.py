@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.torch import exchange, replicas
+from dmltrain.backends.torch import devices, exchange
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
@@ -199,7 +199,7 @@ def test_who_computes_is_described():
     assert made.describe() == f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     assert made.device_memory() is None
     assert made.other_files("m", 1) == {}
-    assert replicas.find_device("cpu") == torch.device("cpu")
+    assert devices.find("cpu") == torch.device("cpu")
 
 
 def test_metrics_are_summed_in_double_precision():

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -15,11 +16,11 @@ from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore, create
 from tests.backends import trainers
-from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.served_store import ServedStore
 from tests.backends.trainers import MLP
 from tests.backends.trainers import torch_trainer as make
 from tests.connected import connected
+from tests.device.devices import DEVICES
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
@@ -340,8 +341,8 @@ def bucket_on(device, keep):
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep, monkeypatch):
-    bucket, store = bucket_on(device_for(name, monkeypatch), keep), Noting()
+def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep):
+    bucket, store = bucket_on(name, keep), Noting()
     handle = bucket.send(store)
     assert store.value.tolist() == list(range(8))
     if name == "cpu":
@@ -356,14 +357,51 @@ def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep,
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_gradients_that_are_kept_can_be_pushed_again(name, monkeypatch):
-    bucket, store = bucket_on(device_for(name, monkeypatch), keep=True), Noting()
+def test_gradients_that_are_kept_can_be_pushed_again(name):
+    bucket, store = bucket_on(name, keep=True), Noting()
     bucket.send(store)
     first = store.value
     if store.out is not READ:
         store.out[:] = 3.0  # of a round that is not used
     bucket.send(store)
     assert store.value.tolist() == list(range(8)) and np.shares_memory(first, store.value)
+
+
+# -- a script's default device ----------------------------------------------------------------------------------------
+
+
+def stepped(store, default, **choices):
+    """The weights after a step, where the script makes tensors on the `default` device (of its thread)."""
+    torch.manual_seed(1)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), torch.ones(4, 3).cumsum(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    torch.set_default_device(default)
+    try:
+        wrapped = connected(model, optimizer, store, **choices)
+        model(x).square().mean().backward()
+        wrapped.step()
+        wrapped.synchronize()
+        wrapped.load_state_dict(wrapped.state_dict())
+    finally:
+        torch.set_default_device(None)
+    return [value.clone() for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("choices", [{}, {"step_early": True}, {"broadcast_buffers": True}, {"factors": 8}], ids=str)
+def test_a_scripts_default_device_changes_nothing(job, choices):
+    """On a device without memory, torch's meta, a tensor that the exchange makes without a device is lost."""
+    expected, found = (job.all(partial(stepped, default=each, **choices)) for each in ("cpu", "meta"))
+    torch.testing.assert_close(found, expected)  # factors are chosen by times, and round otherwise
+
+
+def test_a_scripts_default_device_does_not_matter_to_averages_and_servers(alone):
+    runs = [alone.all(partial(stepped, default=each)) for each in ("cpu", "meta")]
+    runs += [
+        [stepped(ServedStore(), each, step_early=early, update_on_kvstore=True) for early in (False, True)]
+        for each in ("cpu", "meta")
+    ]
+    for expected, found in (runs[:2], runs[2:]):
+        assert all(map(torch.equal, found[0] + found[1], expected[0] + expected[1]))
 
 
 # -- the torch trainer: workers make the step of one, and use the network meanwhile -----------------------------------

@@ -7,12 +7,12 @@ from torch import nn
 
 from dmltrain.backends.torch.distributed import layout
 from dmltrain.base.errors import UserError
-from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.changing_store import ChangingStore
 from tests.backends.late_store import LateStore
 from tests.backends.test_torch_overlap import OPTIMIZERS as IN_PARTS
 from tests.backends.trainers import batch, torch_trainer
 from tests.connected import connected
+from tests.device.devices import DEVICES
 
 STEPS, OWN = 3, 4  # steps of a run, samples of each member in a step
 RECEIPT = [OWN, 100.0, 2.0**40]
@@ -99,9 +99,8 @@ def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind,
     assert committed == [[8, 200, 2.0**41]] * STEPS
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_gradients_are_not_touched_before_the_commit(name, monkeypatch):
-    device = device_for(name, monkeypatch)
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_not_touched_before_the_commit(device):
     model, seen = network(device), []
     before = weights(model).clone()
 
@@ -125,13 +124,13 @@ def calls(kind):
 QUICK = ("sgd", "sgd, whole")
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in OPTIMIZERS]
 )
-def test_a_member_may_be_lost_at_any_call(name, kind, monkeypatch):
+def test_a_member_may_be_lost_at_any_call(device, kind):
     """Each round is made with the members that are left, and the others' weights are those of plain steps."""
-    device, ways = device_for(name, monkeypatch), set()
+    ways = set()
     for number in range(1, calls(kind) + 1):
         model, store = network(device), ChangingStore(changes={number})
         _, committed = run(model, store, kind)
@@ -141,12 +140,9 @@ def test_a_member_may_be_lost_at_any_call(name, kind, monkeypatch):
     assert ways == {(3, 3, 3), (3, 3, 2), (3, 2, 2), (2, 2, 2)}  # the first is after the last round
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.thorough) if each == "stand-in" else each for each in DEVICES]
-)
-def test_an_aborted_round_is_pushed_again_with_the_same_bits(name, monkeypatch):
-    device, again = device_for(name, monkeypatch), 0
-    count = calls("sgd") // STEPS + 6
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_aborted_round_is_pushed_again_with_the_same_bits(device):
+    again, count = 0, calls("sgd") // STEPS + 6
     for first in range(1, count):
         for second in range(first, count):
             model, store = network(device), ChangingStore(members=3, changes={first, second})
@@ -298,11 +294,11 @@ def test_a_reduction_and_a_step_need_their_round():
             early()
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("changes, left", [((), 3), ((9,), 2)])
-def test_weighed_gradients_give_the_mean_over_the_committed_samples(name, changes, left, monkeypatch):
+def test_weighed_gradients_give_the_mean_over_the_committed_samples(device, changes, left):
     """All members have 4 of the 12 samples, and losses are the means over these."""
-    device, after = device_for(name, monkeypatch), []
+    after = []
     model, one = network(device), network(device)
     optimizer = connected(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(3, changes))
     optimizer.weigh(OWN * 3 / 12)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.agent.host_job import share_of_gpus
+from dmltrain_launch.agent.host_job import share_of_gpus, with_share
+from dmltrain_launch.channels.bridges.bridge import visible_gpus
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import OWNED, WIRES, Job, Setting, host_of, placements, with_workers_for, workdir_of
 from dmltrain_launch.job.placement import POLICIES, free_slots, gpus_of, listing, place, spare_gpus
@@ -245,6 +246,33 @@ def test_workers_share_as_with_gpus_in_a_hosts_file(workers: int, devices: tuple
 def test_the_users_own_choice_and_other_processes_stay_as_they_are():
     assert share_of_gpus("0,1", {**local_worker(0, 2), "CUDA_VISIBLE_DEVICES": "7"}) == {}
     assert share_of_gpus("0,1", {}) == {}
+
+
+@pytest.mark.parametrize(
+    "base, given, task, expected",
+    [
+        ({"HIP_VISIBLE_DEVICES": "0,1"}, "0,1", local_worker(1, 2), "1"),
+        ({"HIP_VISIBLE_DEVICES": "0,1"}, "", {"CUDA_VISIBLE_DEVICES": "2"}, "2"),
+        ({"HIP_VISIBLE_DEVICES": "0,1"}, "", {}, "0,1"),
+        ({}, "0,1", local_worker(1, 2), None),
+    ],
+)
+def test_amds_runtime_sees_the_same_share(base, given, task, expected):
+    assert with_share(base, given, task).get("HIP_VISIBLE_DEVICES") == expected
+
+
+@pytest.mark.parametrize(
+    "environ, expected",
+    [
+        ("CUDA_VISIBLE_DEVICES=1,3", "1,3"),
+        ("HIP_VISIBLE_DEVICES=2 ROCR_VISIBLE_DEVICES=0,1,4", "2"),
+        ("ROCR_VISIBLE_DEVICES=1,4", "0,1"),
+        ("ROCR_VISIBLE_DEVICES=", ""),
+        ("", ""),
+    ],
+)
+def test_the_gpus_of_a_step_are_those_of_any_maker(environ, expected):
+    assert visible_gpus(dict(word.split("=") for word in environ.split())) == expected
 
 
 # -- under every policy ------------------------------------------------------------------------------------------------

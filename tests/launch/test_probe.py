@@ -18,7 +18,7 @@ import pytest
 import dmltrain
 from dmltrain_launch.agent.host import inspection
 from dmltrain_launch.agent.host.interface import interfaces
-from dmltrain_launch.agent.host.probe import Probe, facts, gpus_of_driver
+from dmltrain_launch.agent.host.probe import Probe, facts, gpus_of_amd, gpus_of_driver
 from dmltrain_launch.agent.process import living
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, ROOT
@@ -311,6 +311,17 @@ def test_gpus_are_those_of_the_driver_without_nvidia_smi_and_what_it_does_not_sa
     (folder / "b/information").mkdir(parents=True)
     found = [(each["index"], each["name"], each["uuid"]) for each in gpus_of_driver(str(folder))]
     assert found == [(0, "NVIDIA A40", "GPU-a"), (1, "NVIDIA A40", "GPU-b"), (2, "\ufffd", ""), (4, "", "GPU-c")]
+
+
+def test_amds_gpus_are_the_nodes_that_compute(tmp_path):
+    nodes = {"0": (0, 0, ""), "10": (304, 2, "gfx942"), "2": (220, 0xAB, "gfx90a")}
+    for number, (units, identity, name) in nodes.items():
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "name").write_text(f"{name}\n")
+        (tmp_path / number / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nunique_id {identity}\n")
+    (tmp_path / "3").mkdir()
+    found = [(each["index"], each["name"], each["uuid"]) for each in gpus_of_amd(str(tmp_path))]
+    assert found == [(0, "AMD gfx90a", "GPU-00000000000000ab"), (1, "AMD gfx942", "GPU-0000000000000002")]
 
 
 def test_the_drivers_gpus_are_where_the_kernel_has_them():

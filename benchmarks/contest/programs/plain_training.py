@@ -105,20 +105,24 @@ def train(
     lr: float,
     dtype: torch.dtype,
     display: int,
+    device: torch.device,
 ) -> None:
-    model = model.to(memory_format=torch.channels_last).train()
+    model = model.to(device).to(memory_format=torch.channels_last).train()
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in learned if p.dim() > 1], "weight_decay": 1e-4},
         {"params": [p for p in learned if p.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, fused=True)
-    correct, loss_sum, seen, since = torch.zeros((), dtype=torch.int64), torch.zeros(()), 0, time.perf_counter()
+    correct, loss_sum = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
+    seen, since = 0, time.perf_counter()
     for batch in batches:
-        images = torch.from_numpy(normalisation.apply(batch.images)).contiguous(memory_format=torch.channels_last)
-        labels = torch.from_numpy(batch.labels)
+        images, labels = torch.from_numpy(normalisation.apply(batch.images)), torch.from_numpy(batch.labels)
+        if device.type != "cpu":
+            images, labels = (each.pin_memory().to(device, non_blocking=True) for each in (images, labels))
+        images = images.contiguous(memory_format=torch.channels_last)
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             logits = model(images)
         loss = functional.cross_entropy(logits.float(), labels)
         loss.backward()
@@ -150,14 +154,17 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--disp-batches", type=int, default=5)
+    parser.add_argument("--gpus", help="the number of a GPU (default: the CPU)")
     options = parser.parse_args()
     torch.manual_seed(0)
+    device = torch.device("cpu" if options.gpus is None else f"cuda:{options.gpus}")
     model = NETWORKS[options.network]()
     found = data.load(options.dataset, options.data_dir, num_examples=options.num_examples, image_shape=(3, 28, 28))
     parts = data.Shared(len(found.train), 1, options.batch_size, len(found.train))
     for epoch in range(options.num_epochs):
         batches = data.TrainBatches(found.train, parts.part(0, 0, epoch))
-        train(model, batches, found.normalisation, options.lr, getattr(torch, options.dtype), options.disp_batches)
+        kind, display = getattr(torch, options.dtype), options.disp_batches
+        train(model, batches, found.normalisation, options.lr, kind, display, device)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ class MXNetBackend:
     def load(self) -> None:
         from dmltrain.backends.mxnet import trainer  # noqa: F401
 
+    def gpus(self) -> int:
+        from dmltrain.backends.mxnet import compat
+
+        return int(compat.load().context.num_gpus())
+
     def trainer(
         self,
         network: Network,

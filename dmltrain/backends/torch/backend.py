@@ -38,11 +38,18 @@ class TorchBackend:
         factors=True,
         host_sum=True,
         residuals=True,
+        arithmetic=True,
     )
 
     def load(self) -> None:
         release.check()
         from dmltrain.backends.torch import trainer  # noqa: F401
+
+    def gpus(self) -> int:
+        release.check()
+        from dmltrain.backends.torch import devices
+
+        return devices.count()
 
     def trainer(
         self,

@@ -32,7 +32,7 @@ class LossScale:
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        overflowed = ~torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
+        overflowed = _overflowed(gradients)
         # Fused kernels read these two attributes. torch.amp.GradScaler sets them, too; no class declares them.
         optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]
         optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
@@ -50,6 +50,17 @@ class LossScale:
         self._good_steps.fill_(state[1])
 
 
+def _overflowed(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Whether an element is not finite (), without a kernel for each gradient: the operator of torch.amp.GradScaler
+    looks at all of a device, and leaves them as they are if it is to multiply them by 1. They may be memory that must
+    not be written, so on a CPU, where it writes, each is asked."""
+    if gradients[0].device.type == "cpu":
+        return ~torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
+    found, one = gradients[0].new_zeros(()), gradients[0].new_ones(())
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)
+    return found.bool()
+
+
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
     """torch.optim.SGD allocates its buffers in the first step and leaves them unset if that step is skipped."""
     if isinstance(optimizer, torch.optim.SGD):
@@ -63,8 +74,6 @@ def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
 
 
-def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
-    """The values of --optimizer whose optimizers read these attributes on the device."""
-    return tuple(
-        row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
-    )
+def taking_loss_scale(device: str) -> tuple[str, ...]:
+    """The values of --optimizer whose optimizers read these attributes on the device, 'cpu' or 'gpu'."""
+    return tuple(row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device in row.torch.fused))

@@ -10,7 +10,7 @@ import torch
 
 from dmltrain import optimizers
 from dmltrain.backends.backend import Settings, decayed
-from dmltrain.backends.torch import plain_step
+from dmltrain.backends.torch import devices, plain_step
 from dmltrain.layers import Network
 
 # Class name in lower case -> row; also torch.optim's classes that scripts use.
@@ -45,7 +45,7 @@ def make_optimizer(module: torch.nn.Module, network: Network, settings: Settings
     assert row, "--optimizer offers only what PyTorch has"
     groups = _groups(module, network, settings, row)
     plain_step.postpone_compiler()
-    fused = {"fused": True} if groups[0]["params"][0].device.type in row.fused else {}
+    fused = {"fused": True} if devices.kind(groups[0]["params"][0].device) in row.fused else {}
     optimizer = class_of(row.name.lower())(groups, lr=settings.lr, **fused, **row.arguments(settings))
     if row.numbered:
         for number, parameter in enumerate(module.parameters()):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from dmltrain.backends.backend import CommonArray, Settings
-from dmltrain.backends.device import gpu_index
 from dmltrain.backends.replicas import METRICS, Replicas
+from dmltrain.backends.torch import devices
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.average import average_of
@@ -34,7 +34,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         normalisation: Normalisation | None,
         saved: Mapping[str, torch.Tensor] | None,
     ) -> None:
-        super().__init__(network, list(map(find_device, settings.device_names)), normalisation, settings.top_k)
+        super().__init__(network, list(map(devices.find, settings.device_names)), normalisation, settings.top_k)
         self._dtype, self._loss = getattr(torch, settings.dtype), Objective(settings)
         self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
@@ -54,8 +54,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
     def wait(self) -> None:
         """Until the devices have computed what was asked for."""
         for device in self.devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            devices.wait(device)
 
     # -- samples --------------------------------------------------------------------------------------------------
 
@@ -155,13 +154,6 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
     def common_arrays(self) -> list[CommonArray]:
         replicas: list[dict[str, Any]] = [module.state_dict() for module in self.modules]
         return [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
-
-
-def find_device(name: str) -> torch.device:
-    """'cpu' or 'gpu:0' -> the device. Raises UserError if this machine has no such GPU."""
-    if name == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
 
 
 def image_layout(network: Network, name: str) -> torch.memory_format:

@@ -15,7 +15,7 @@ import torch
 
 from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.replicas import TrainerOfReplicas
-from dmltrain.backends.torch import distributed
+from dmltrain.backends.torch import devices, distributed
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.exchange import compression, factor_rows
 from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
@@ -51,6 +51,7 @@ class TorchTrainer(TrainerOfReplicas):
         self.replicas = TorchReplicas(network, settings, normalisation, state["model"] if state else None)
         super().__init__(self.replicas)
         self.average = self.replicas.average
+        self._notes = _notes(self.replicas.devices, settings, store)
         self._is_single = len(self.replicas.modules) == 1  # else they are summed before the push
         self._scale: LossScale | None = None
         self._clipping = Clipping(settings, store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)))
@@ -96,7 +97,7 @@ class TorchTrainer(TrainerOfReplicas):
         if not takes_loss_scale(inner):
             raise UserError(
                 f"--dtype float16 scales the loss, which optimizer {settings.optimizer} does not support here: use one "
-                f"of {', '.join(taking_loss_scale(self.replicas.devices[0]))}, or --dtype bfloat16"
+                f"of {', '.join(taking_loss_scale(devices.kind(self.replicas.devices[0])))}, or --dtype bfloat16"
             )
         return LossScale(inner, self.replicas.devices[0])
 
@@ -199,15 +200,27 @@ class TorchTrainer(TrainerOfReplicas):
     # -- reports --------------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        devices = self.replicas.devices
-        names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
+        names = devices.names(self.replicas.devices)
         return ", ".join([f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", *names])
 
     def choices(self) -> list[str]:
-        return [f"Layer {choice}" for choice in self._optimizer.choices]
+        return [*self._notes, *(f"Layer {choice}" for choice in self._optimizer.choices)]
 
     def device_memory(self) -> float | None:
         """Peak MiB allocated on this worker's GPUs; None on the CPU."""
-        devices = self.replicas.devices
-        used = [torch.cuda.max_memory_allocated(device) for device in devices if device.type == "cuda"]
-        return sum(used) / 2**20 if used else None
+        return devices.memory(self.replicas.devices)
+
+
+def _notes(own: Sequence[torch.device], settings: Settings, store: KVStore) -> list[str]:
+    """What the log says of the choices, and of what they cost."""
+    notes = [arithmetic] if (arithmetic := devices.set_arithmetic(own, settings)) else []
+    notes += [
+        f"Warning: {name} is also used by another process of dmltrain on this host, so that both are slower: give each "
+        "worker a GPU of its own (gpus= in the hosts file, or --devices auto)"
+        for name in map(str, devices.shared(own))
+    ]
+    if settings.compile and store.kvstore_type.distributed:
+        notes.append(
+            "--compile: a compiled backward gives all gradients when it ends, so none is sent while it computes"
+        )
+    return notes

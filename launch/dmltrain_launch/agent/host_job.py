@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # or the program that starts it, names them in this variable.
 GPUS = "DMLTRAIN_STEP_GPUS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+OF_AMD = "HIP_VISIBLE_DEVICES"  # AMD's runtime reads it before VISIBLE, where it is set
 
 
 class HostJob:
@@ -54,7 +55,7 @@ class HostJob:
         base.update(self._folder.variables(command.follows) if self._folder else {"DMLTRAIN_KEY_FILE": ""})
         for task in () if self._ending else command.tasks:
             listener = self._ports.take("scheduler") if task.listens else None
-            own = {**base, **share_of_gpus(given, task.environment)}
+            own = with_share(base, given, task.environment)
             self._children.add(spawn(task, own, self._channel.host, listener))
         if self._usage_interval and not self._usage and not self._ending:
             from dmltrain_launch.agent.host.usage import Usage
@@ -94,6 +95,15 @@ class HostJob:
         """All has ended: remove the job's folders, but not `keep`."""
         if self._folder:
             self._folder.remove(keep)
+
+
+def with_share(base: Mapping[str, str], given: str, task: Mapping[str, str]) -> dict[str, str]:
+    """`base`, with the task's share of the devices `given` (see share_of_gpus) for AMD's runtime, too."""
+    share = share_of_gpus(given, task)
+    visible = share.get(VISIBLE) or task.get(VISIBLE)
+    if visible and OF_AMD in base:
+        share[OF_AMD] = visible
+    return {**base, **share}
 
 
 def share_of_gpus(given: str, task: Mapping[str, str]) -> dict[str, str]:

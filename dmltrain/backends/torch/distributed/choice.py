@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from dmltrain.backends.torch import devices
 from dmltrain.backends.torch.distributed import parameter_hooks
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import rules
@@ -94,8 +95,8 @@ def decide(layer: DenseLayer, rows: int, workers: int, ratio: float, trial: Prod
 def measure(layer: DenseLayer, rows: int, store: KVStore, device: torch.device, rate: float) -> ProductTrial:
     """Multiply random factors as a step would. Every worker must call it."""
     draw = torch.Generator().manual_seed(layer.outputs * 31 + layer.inputs)
-    outputs = torch.randn(store.num_workers * rows, layer.outputs, generator=draw).to(device)
-    inputs = torch.randn(store.num_workers * rows, layer.inputs, generator=draw).to(device)
+    outputs = torch.randn(store.num_workers * rows, layer.outputs, generator=draw, device="cpu").to(device)
+    inputs = torch.randn(store.num_workers * rows, layer.inputs, generator=draw, device="cpu").to(device)
     product = torch.empty(layer.outputs, layer.inputs, device=device)
     own, whole = _seconds(outputs[:rows], inputs[:rows], product), _seconds(outputs, inputs, product)
     table = np.zeros((store.num_workers, 4))
@@ -116,8 +117,7 @@ def _seconds(outputs: torch.Tensor, inputs: torch.Tensor, product: torch.Tensor)
     for _ in range(TIMES):
         since = time.perf_counter()
         torch.mm(outputs.t(), inputs, out=product)
-        if product.device.type == "cuda":
-            torch.cuda.synchronize(product.device)
+        devices.wait(product.device)
         times.append(time.perf_counter() - since)
     return min(times)
 

@@ -52,7 +52,7 @@ class FlatWeights:
     def on_host(self) -> Array:
         """A flat copy of the weights."""
         elements = sum(parameter.numel() for parameter in self._parameters)
-        flat = torch.empty(elements, dtype=self._parameters[0].dtype)
+        flat = torch.empty(elements, dtype=self._parameters[0].dtype, device="cpu")
         self.copy_to(flat)
         return flat.numpy()
 
@@ -114,7 +114,9 @@ class Results:
         if self._on_cpu:
             torch.mul(_read_only(total), factor, out=self.gradients)
         else:
-            self.gradients.copy_(torch.from_numpy(total), non_blocking=True).mul_(factor)
+            self.gradients.copy_(torch.from_numpy(total), non_blocking=True)
+            if factor != 1.0:
+                self.gradients.mul_(factor)
 
     def views(self, handle: Handle, factor: float) -> list[torch.Tensor] | None:
         """The result for each parameter where the store has it, read-only; None if it must be taken."""

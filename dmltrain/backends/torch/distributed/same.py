@@ -88,7 +88,7 @@ def _share(store: KVStore, tensors: list[torch.Tensor]) -> None:
     bounds = np.cumsum([len(part) for part in parts])[:-1]
     with torch.no_grad():
         for tensor, part in zip(tensors, np.split(flat, bounds), strict=True):
-            values = torch.empty(tensor.shape, dtype=tensor.dtype)
+            values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             _bytes(values)[:] = part
             if not torch.equal(values, tensor.cpu()):  # a copy would change autograd's version of an equal tensor, too
                 tensor.copy_(values)

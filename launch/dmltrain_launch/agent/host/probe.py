@@ -129,6 +129,19 @@ def gpus_of_driver(folder: str = "/proc/driver/nvidia/gpus") -> list[dict[str, A
     return rows
 
 
+def gpus_of_amd(folder: str = "/sys/class/kfd/kfd/topology/nodes") -> list[dict[str, Any]]:
+    """The same from the files of AMD's driver: the nodes that compute, in the order in which its runtime counts."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*")), key=lambda path: (len(path), path)):
+        with contextlib.suppress(OSError), open(os.path.join(path, "properties")) as file:
+            values = dict(re.findall(r"^(\w+) (\d{1,20})$", file.read(), re.MULTILINE))
+            if int(values.get("simd_count", 0)):
+                with open(os.path.join(path, "name"), errors="replace") as name:
+                    identity = f"GPU-{int(values.get('unique_id', 0)):016x}"
+                    rows.append({"index": len(rows), "name": f"AMD {name.read(100).strip()}", "uuid": identity})
+    return rows
+
+
 class Output:
     """The output of a child process up to its end or `deadline`. `error` says why there is none."""
 
@@ -237,7 +250,8 @@ class Probe:
                 output.give_up("no answer in time")
         if not (self.listing.over and self.inspection.over):
             return None
-        gpus = gpus_of_listing(bytes(self.listing.printed).decode(errors="replace")) or gpus_of_driver()
+        listed = gpus_of_listing(bytes(self.listing.printed).decode(errors="replace"))
+        gpus = listed or gpus_of_driver() or gpus_of_amd()
         took = time.monotonic() - self.began
         return dict(self.facts, gpus=gpus, inspection=self._inspected(), seconds=took, time=time.time())
 

@@ -41,6 +41,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import IO, Any
 
 VARIABLE = "DMLTRAIN_BRIDGE"
@@ -158,6 +159,14 @@ def _introduced(link: ssl.SSLSocket, hello: bytes) -> ssl.SSLSocket:
 # -- between launcher and agent ----------------------------------------------------------------------------------------
 
 
+def visible_gpus(environ: Mapping[str, str]) -> str:
+    """The GPUs that the engine has given to this step, such as 0,1, as CUDA_VISIBLE_DEVICES names them. AMD's are
+    numbered anew among those of ROCR_VISIBLE_DEVICES."""
+    given = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("HIP_VISIBLE_DEVICES")
+    of_amd = environ.get("ROCR_VISIBLE_DEVICES")
+    return given or (",".join(map(str, range(of_amd.count(",") + 1))) if of_amd else "")
+
+
 class Agent:
     """The agent's process and its non-blocking pipes."""
 
@@ -165,7 +174,7 @@ class Agent:
         home = os.path.expanduser("~")
         environment = {name: value for name, value in os.environ.items() if not ENGINES_OWN.match(name)}
         if "SLURM_JOB_ID" in os.environ:
-            environment["DMLTRAIN_STEP_GPUS"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            environment["DMLTRAIN_STEP_GPUS"] = visible_gpus(os.environ)
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             stdin=subprocess.PIPE,

@@ -37,7 +37,7 @@ class Keeper:
             "host": socket.gethostname(),
             "python": sys.executable,
             "folder": os.getcwd(),
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else "",
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES", "") if gpus else "",
         }
 
     def run(self, argv: Sequence[str], own: Mapping[str, str], removed: Sequence[str]) -> tuple[int, str]:

@@ -1,0 +1,38 @@
+"""The GPU path on a CUDA device that is none (fake_cuda.py), in processes of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.device import fake_cuda
+from tests.elastic_job import Jobs, Row
+from tests.forked_job import FAKE_CUDA, forker
+from tests.running_job import ROOT
+
+NEED_A_GPU = ("tests/backends/test_torch_distributed.py", "tests/backends/test_torch_elastic.py")
+
+
+@pytest.fixture(autouse=True)
+def library():
+    try:
+        return fake_cuda.library()
+    except fake_cuda.NotHere as reason:
+        pytest.skip(str(reason))
+
+
+def test_all_that_needs_a_gpu():
+    """What of these files `make test` runs."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.device.plugin", "-p", "no:cacheprovider"]
+    words += ["-p", "no:xdist"]
+    words += ["-m", "not thorough and not exhaustive", "-k", "cuda", *NEED_A_GPU, "tests/device/test_on_it.py"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-10_000:]
+
+
+def test_an_elastic_job_on_it_loses_a_worker(start_job, tmp_path):
+    """Its replay, also on it, has the same weights."""
+    row = Row("1:after:pushpull:7:kill", options="--gpus 0", servers=1)
+    Jobs(start_job, forker(FAKE_CUDA), tmp_path).run(row)

@@ -1,0 +1,237 @@
+"""The fake CUDA device itself, and training on it: it ends with the CPU's weights, bit for bit. A race fails each of
+these tests (plugin.py)."""
+
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+from dmltrain import fit, kvstore, score
+from dmltrain.backends.torch import devices, loss_scale
+from dmltrain.backends.torch.server_optimizer import SliceOptimizer
+from dmltrain.kvstore import codec
+from dmltrain.options import parse
+from tests import image_records
+from tests.backends.trainers import MLP, SMALL, batch, torch_trainer
+from tests.device import fake_cuda
+from tests.kvstore.whole_job import WholeJob
+
+SIZE = 1000
+
+# -- the device -------------------------------------------------------------------------------------------------------
+
+
+def test_the_host_cannot_touch_memory_of_the_device():
+    tensor = torch.ones(SIZE, device="cuda")
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        ctypes.string_at(tensor.data_ptr(), 1)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGSEGV
+
+
+def test_a_copy_to_the_host_is_there_when_the_host_has_waited():
+    host = torch.zeros(SIZE, pin_memory=True)
+    host.copy_(torch.ones(SIZE, device="cuda"), non_blocking=True)
+    assert host.isnan().all()
+    torch.cuda.synchronize()
+    assert (host == 1).all()
+    assert (torch.zeros(SIZE, pin_memory=True).copy_(torch.ones(SIZE, device="cuda")) == 1).all()
+
+
+def change_the_source(wait):
+    host = torch.zeros(SIZE, pin_memory=True)
+    host.to("cuda", non_blocking=True)
+    wait()
+    host.fill_(1.0)
+
+
+def read_on_another_stream(wait):
+    tensor, stream = torch.zeros(SIZE, device="cuda"), torch.cuda.Stream()
+    wait(stream)
+    with torch.cuda.stream(stream):
+        tensor.sum().item()
+
+
+def write_what_another_stream_reads(wait):
+    stream, tensor = torch.cuda.Stream(), torch.zeros(SIZE, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        total = tensor.sum()
+    wait(stream, torch.cuda.current_stream())
+    tensor.add_(1.0)
+    torch.cuda.synchronize()
+    del total
+
+
+def follow(stream, after=None):
+    (after or stream).wait_stream(stream if after else torch.cuda.current_stream())
+
+
+@pytest.mark.races
+@pytest.mark.parametrize(
+    "use, wait, says",
+    [
+        (change_the_source, torch.cuda.synchronize, "host memory was changed"),
+        (read_on_another_stream, follow, "aten::sum uses device memory that"),
+        (write_what_another_stream_reads, follow, "writes device memory that another stream still reads"),
+    ],
+)
+def test_what_is_not_ordered_is_a_race(use, wait, says):
+    use(wait)
+    fake_cuda.check()
+    use(lambda *_: None)
+    assert says in "\n".join(fake_cuda.take_races())
+
+
+def test_tensors_of_two_devices_are_told_apart():
+    assert torch.ones(3, device="cuda:1").abs().ne(2).device.index == 1
+    for other in ("cpu", "cuda:0"):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            torch.ones(3, device="cuda:1") + torch.ones(3, device=other)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+STEPS = 3
+LINES = {  # of jobs whose results do not depend on times: kvstore -> workers, options
+    "dist_sync": (
+        2,
+        *("", "--optimizer adam", "--update-on-kvstore 1 --optimizer adam", "--dtype bfloat16", "--dtype float16"),
+        *(f"--gc-type {name}" for name in codec.TYPES if name != "none"),
+    ),
+    "dist_async": (1, "", "--gc-type int8"),
+    "dist_ssp": (1, "--staleness 1"),
+    "dist_local": (2, "--local-steps 2", "--local-steps 2 --gc-type int8"),
+}
+
+
+def trained(store, line, network):
+    made = torch_trainer(network, line, store)
+    for step in range(STEPS):
+        images, labels = batch(network, seed=STEPS * store.rank + step)
+        made.train_step(images, labels, 16 * store.num_workers, 0.05)
+    made.synchronize()
+    assert made.device_memory() or "gpu" not in line
+    return made.state()["model"]
+
+
+def of_job(kind, workers, line, network=SMALL):
+    job = WholeJob(kind, workers=workers, servers=1, make_step=SliceOptimizer)
+    try:
+        found = job.all(lambda store: trained(store, line, network))
+        job.all(lambda store: store.close())
+        assert job.ended() == ["", ""]
+        return found
+    finally:
+        job.close()
+
+
+def same(found, expected):
+    return all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    "kind, workers, line", [(kind, workers, line) for kind, (workers, *lines) in LINES.items() for line in lines]
+)
+def test_a_job_has_the_cpus_weights(kind, workers, line):
+    expected = of_job(kind, workers, line)
+    found = of_job(kind, workers, f"{line} --gpus 0")
+    assert all(same(*each) for each in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("line", ["", "--dtype float16"])
+def test_two_devices_have_the_weights_of_two_replicas_on_the_cpu(line):
+    found, expected = (
+        trained(kvstore.create("local"), f"{line} --devices {devices}", MLP) for devices in ("gpu:2", "cpu:2")
+    )
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("", "TF32 off for products and on for convolutions, deterministic off"),
+        ("--tf32 1", "TF32 on for products and on for convolutions, deterministic off"),
+        ("--deterministic 1", "TF32 off for products and off for convolutions, deterministic on"),
+        ("--replay views.json --tf32 1", "TF32 on for products and on for convolutions, deterministic on"),
+    ],
+)
+def test_the_log_says_how_gpus_compute(line, says):
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False  # torch's defaults
+    made = torch_trainer(MLP, f"--gpus 0 {line}")
+    assert made.choices()[0] == f"GPU arithmetic: {says}" and torch_trainer(MLP, line).choices() == []
+    found = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+    torch_trainer(MLP, "--gpus 0")
+    assert found == ("deterministic on" in says,) * 2 and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_gpu_that_another_process_uses_too_is_a_warning():
+    torch_trainer(MLP, "--gpus 1")
+    ours, theirs = os.pipe()
+    if not os.fork():
+        devices._claims.clear()  # as in a process of its own, whose parent has the sockets still
+        os.write(theirs, "\n".join(torch_trainer(MLP, "--gpus 1").choices()).encode())
+        os._exit(0)
+    os.wait()
+    assert "Warning: cuda:1 is also used by another process of dmltrain" in os.read(ours, 10_000).decode()
+
+
+def test_a_loss_scale_looks_at_all_gradients_at_once():
+    """And at no gradient of a device by itself."""
+    made = torch_trainer(SMALL, "--gpus 0 --dtype float16")
+    made.train_step(*batch(SMALL), 16, 0.05)
+    gradients = [parameter.grad for parameter in made.replicas.modules[0].parameters()]
+    counts = []
+    for some in (gradients[:2], gradients):
+        before = fake_cuda.counted("kernels")
+        assert not loss_scale._overflowed(some)
+        counts.append(fake_cuda.counted("kernels") - before)
+    assert counts[0] == counts[1] and len(gradients) > 2
+    gradients[-1].view(-1)[0] = torch.inf
+    assert loss_scale._overflowed(gradients)
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+DIGITS = "--dataset digits --network mlp --kv-store local --batch-size 32"
+IMAGES = "--dataset imagenet --num-classes 4 --image-shape 3,16,16 --network mlp --kv-store local --batch-size 8"
+GPU = "--gpus 0"
+
+
+@pytest.fixture
+def run(capfd):
+    def run_here(*words, program=fit):
+        code = program.main(" ".join(map(str, words)).split(), prog="program")
+        text = capfd.readouterr().err
+        assert code == 0, text
+        return re.findall(r"(?:Validation-\S+|Train-\S+|weights sha256)=\S+", text)
+
+    return run_here
+
+
+def test_checkpoints_go_from_one_device_to_the_other(run, tmp_path):
+    words = f"{DIGITS} --optimizer adam --num-examples 320 --num-epochs 2 --model-prefix"
+    here = run(words, tmp_path / "cpu")
+    assert len(here) == 9 and run(words, tmp_path / "gpu", GPU) == here
+    for prefix, device in (("gpu", ""), ("cpu", GPU)):
+        assert run(words, tmp_path / prefix, "--load-epoch 1", device) == here[4:]
+    checked = [f"--model-prefix {tmp_path}/gpu {DIGITS} {device}" for device in ("", GPU)]
+    assert run(checked[0], program=score) == run(checked[1], program=score)
+
+
+@pytest.mark.parametrize("rank, number", [("0", 0), ("1", 1), ("2", 0)])
+def test_auto_is_the_gpu_of_this_workers_number_on_its_host(rank, number, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert parse(["--devices", "auto"]).found().device_names == (f"gpu:{number}",)
+
+
+def test_images_that_are_changed_at_random(run, tmp_path):
+    path = image_records.write(tmp_path / "train.rec", range(40))
+    words = f"{IMAGES} --data-train {path} --data-val {path} --rgb-mean 127 --rgb-std 60 --aug-level 3 --num-epochs 2"
+    assert run(words) == run(words, GPU)
