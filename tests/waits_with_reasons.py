@@ -14,7 +14,6 @@ REASONS = {
     "cluster/kubelet.py:copy": "a stand-in for a kubelet, which looks at this pace",
     "cluster/kubernetes.py:Kubernetes._wait": "it ends when a process of Kubernetes does, with that one's log",
     "cluster/processes.py:wait": "the test bed's own wait, which works without pytest",
-    "cluster/programs/ray_start.py:patient": "it runs without pytest, and asks as long as the node takes",
     "cluster/programs/training.py:wait_to_go": "a program under test waits for a file",
     "cluster/programs/training.py": "a program under test computes so long",
     "cluster/test_kubernetes.py:test_the_time_in_the_queue_is_said_and_not_counted": "longer than the limit that must not count this time",

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from tests.cluster.layout import LOGIN
@@ -20,8 +19,7 @@ from tests.waiting import wait_for
 PORT, DASHBOARD = 6379, 8265
 NODES_SECONDS = 180.0  # on a machine that does much else
 COMMAND_SECONDS = 180.0  # `ray job submit` returns when the job has ended
-ATTEMPTS = 5  # to start a node
-START = Path(__file__).parent / "programs/ray_start.py"
+ATTEMPTS = 5  # to start a node: Ray gives up a raylet that has not started within 30 s
 SETTINGS = {
     **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_initial_delay_ms": "1000"},
     **{"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "1000"},
@@ -56,7 +54,8 @@ class RayCluster:
         raise TimeoutError(f"Ray's head did not start in {ATTEMPTS} attempts: {head}")
 
     def repair(self) -> None:
-        """Have a living node on each host. They start one after another: side by side on few cores all take long."""
+        """Have a living node on each host. They start one after another: side by side on few busy cores Ray gives them
+        up, and each would be started again."""
         words = (f"--address={self.address}", "--num-cpus=2", "--num-gpus=2")
         lacking = [node for node in self.nodes if not self._has_raylet(node)]
         for node in lacking:
@@ -87,7 +86,7 @@ class RayCluster:
 
     def _argv(self, host: str, *arguments: str) -> list[str]:
         own = f"--node-ip-address={self.testbed.address(host)}"
-        return [sys.executable, str(START), own, *COMMON, *arguments]
+        return [sys.executable, "-m", "ray.scripts.scripts", "start", own, *COMMON, *arguments]
 
     def listed(self, *names: str) -> list[list[dict[str, Any]]]:
         """What `ray list nodes|actors|placement_groups|jobs` says, the rows of each."""
