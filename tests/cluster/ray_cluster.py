@@ -54,8 +54,8 @@ class RayCluster:
         raise TimeoutError(f"Ray's head did not start in {ATTEMPTS} attempts: {head}")
 
     def repair(self) -> None:
-        """Have a living node on each host. They start one after another: side by side on few cores each would be given
-        up by Ray, which allows 30 s, and be started again."""
+        """Have a living node on each host. They start one after another: side by side on few busy cores Ray gives them
+        up, and each would be started again."""
         words = (f"--address={self.address}", "--num-cpus=2", "--num-gpus=2")
         lacking = [node for node in self.nodes if not self._has_raylet(node)]
         for node in lacking:
