@@ -223,7 +223,7 @@ JOBS = {
         BETWEEN_AVERAGES, "dist_local", says=["any: View 2 after op 1: workers 0, 2; 12 "]
     ),
     "a worker in an average": Row("1:before:complete:2:kill", "dist_local", "int8"),
-    "the leader in the last average of an epoch": Row("0:after:pushpull:8:kill", "dist_local", options=RESNET),
+    "the leader in the last average of an epoch": Row("0:after:pushpull:8:kill", "dist_local"),
     # Servers are lost.
     "a server in the last op": Row("2:before:complete:24:server/1", late=True),
     # Worker 0 holds op 4 when it kills the server, the others do not.

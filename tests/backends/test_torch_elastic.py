@@ -252,7 +252,7 @@ def test_gradients_are_exchanged_once_for_a_batch():
 
 def test_an_elastic_job_cannot_have_factors():
     model = network()
-    with pytest.raises(UserError, match="and no factors"):
+    with pytest.raises(UserError, match="has no factors"):
         connected(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(), average=False, factors=4)
 
 
