@@ -21,7 +21,7 @@ def test_the_script_of_the_page_has_the_loss_of_the_page(launcher, page):
     (script,) = (each for each in scripts if "dmltrain" in each and not FRAMEWORK.search(each))
     of_torch = "on" if "init_process_group" in script else "off"
     options = ("--torch-env", of_torch, "--env", f"TORCHINDUCTOR_CACHE_DIR={launcher.folder / 'inductor'}")
-    done = launcher.run("-n", 2, "-s", 2, *options, *forked(launcher.script(script)))
+    done = launcher.start("-n", 2, "-s", 2, *options, *forked(launcher.script(script))).wait(240.0)  # it trains
     assert done.code == 0, done
     for rank in range(2):
         pattern = rf"rank {rank} of 2: loss ([\d.]+)\n"
