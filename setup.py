@@ -61,6 +61,7 @@ setup(
         "torch": ["torch>=2.10"],
         "mxnet": mxnet("mxnet"),
         "mxnet-cu112": mxnet("mxnet-cu112"),
+        "adapters": ["lightning>=2.6", "accelerate>=1.15", "transformers>=5"],
         "gpu": ["nvidia-ml-py>=12"],
         "images": ["simplejpeg>=1.8", "pillow>=10", "opencv-python-headless>=4.9"],
         "lmdb": ["lmdb>=1.4"],
