@@ -101,6 +101,7 @@ setup(
             "dmltrain-parse = dmltrain.report.cli:main",
             "dmltrain-report = dmltrain.report.page.cli:main",
             "dmltrain-data = dmltrain.data_command.cli:main",
+            "dmltrain-audit = dmltrain.audit.cli:main",
             "dmltrain-experiment = dmltrain.experiment.cli:main",
         ]
     },

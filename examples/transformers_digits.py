@@ -7,14 +7,24 @@ dmltrain launch -n 2 -s 2 examples/transformers_digits.py        # two workers, 
 import dmltrain.torch.accelerate  # (1)  # isort: skip  (the processes of servers end here)
 
 import torch
-from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import Trainer, TrainingArguments
 
 from dmltrain.data import load
 
 
+class Digits(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+
+    def forward(self, images, labels):
+        logits = self.net(images)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
 def samples(split) -> list[dict[str, torch.Tensor]]:
-    images, labels = torch.from_numpy(split.images).float() / 255, torch.from_numpy(split.labels)
-    return [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
+    images, labels = torch.from_numpy(split.images).float().flatten(1) / 255, torch.from_numpy(split.labels)
+    return [{"images": image, "labels": label} for image, label in zip(images, labels, strict=True)]
 
 
 def main() -> Trainer:
@@ -23,7 +33,7 @@ def main() -> Trainer:
     arguments = TrainingArguments(
         "checkpoints",
         per_device_train_batch_size=32,
-        num_train_epochs=2,
+        num_train_epochs=4,
         learning_rate=2e-3,
         eval_strategy="epoch",
         save_strategy="epoch",
@@ -31,11 +41,9 @@ def main() -> Trainer:
         disable_tqdm=True,
         seed=0,
     )
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, **size))
     trainer = Trainer(
-        model,
+        Digits(),
         arguments,
         train_dataset=samples(digits.train),
         eval_dataset=samples(digits.validation),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dmltrain.audit.count_draws import count
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, launcher  # noqa: F401  (a fixture)
 
@@ -41,8 +42,14 @@ def test_accelerate(facts):
     assert first["bytes"] > 150_000 * 5 * 20
 
 
-def test_transformers(facts):
+def test_transformers_and_the_audit_of_a_run_that_goes_on_in_the_middle_of_an_epoch(facts, tmp_path):
     first, second = facts("transformers")
     assert first == second
-    assert first["dealt"] == 2 and first["accuracy"] > 0.2
-    assert first["bytes"] > 70_000 * 2 * 20
+    assert first["dealt"] == 2 and first["accuracy"] > 0.9
+    assert first["bytes"] > 150_000 * 4 * 20
+    counted = count(tmp_path / "audit")
+    assert counted.problems == ()
+    assert counted.rows[0] == "start 2 went on in epoch 0 with batch 11"
+    assert [row.partition(", but")[0] for row in counted.rows[1:]] == [
+        f"epoch {epoch}: 1437 of 1437 samples used, each once" for epoch in range(2)
+    ]

@@ -1,5 +1,6 @@
 """A worker that runs an example of a framework over dmltrain, and says what came of it: python adapters.py EXAMPLE"""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -37,7 +38,20 @@ def accelerate(module):
 
 
 def transformers(module):
+    import transformers
+
+    import dmltrain
+
+    class Audited(transformers.Trainer):
+        def get_train_dataloader(self):
+            return dmltrain.audited(super().get_train_dataloader())
+
     trainer = module["main"]()
+    changes = {"output_dir": "audited", "eval_strategy": "no", "save_strategy": "steps", "num_train_epochs": 2}
+    for steps, begin in ((15, None), (-1, "audited/checkpoint-10")):
+        arguments = dataclasses.replace(trainer.args, **changes, save_steps=10, max_steps=steps)
+        again = Audited(module["Digits"](), arguments, train_dataset=trainer.train_dataset)
+        again.train(resume_from_checkpoint=begin)
     return {
         "weights": digest(trainer.model),
         "accuracy": trainer.state.log_history[-2]["eval_accuracy"],
