@@ -88,12 +88,18 @@ class Draws:
         skipped = _skipped(sys._getframe(1), self)
         # A sampler whose set_epoch is never called has the same `epoch` in all of them.
         self._epoch = epoch = max(self._epoch + 1, self._told, *_all(self._sampler, "epoch"))
-        number = 0
+        number, last = 0, len(self._sampler) if hasattr(self._sampler, "__len__") else 0
         for number, drawn in enumerate(self._sampler, 1):
             if number > skipped:
-                self._writer.began(number, self._start, epoch, np.array(drawn, np.int64).reshape(-1))
+                self._write(number, epoch, drawn)
+            if number == last:
+                self._write(number + 1, epoch, [])  # now: Lightning does not ask for more
             yield drawn
-        self._writer.began(number + 1, self._start, epoch, np.empty(0, np.int64))
+        if number != last:
+            self._write(number + 1, epoch, [])
+
+    def _write(self, number: int, epoch: int, drawn: Any) -> None:
+        self._writer.began(number, self._start, epoch, np.array(drawn, np.int64).reshape(-1))
 
 
 def _place() -> tuple[int, int]:

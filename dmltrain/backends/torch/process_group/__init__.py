@@ -71,8 +71,9 @@ def bytes_summed() -> int:
 
 
 def _say_if_unused() -> None:
-    """At the end of worker 0: whether the job had servers in vain. A script that ends with an error says why itself."""
-    if bytes_summed() or hasattr(sys, "last_value"):
+    """At the end of worker 0: whether the job had servers in vain. A script that ends with an error says why itself,
+    and one without our group may use a kvstore."""
+    if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs):
         return
     why = (
         f"no sum was of {SMALLEST >> 10} KiB or more, so gloo made all of them: -s 0 trains the same"
