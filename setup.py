@@ -64,6 +64,7 @@ setup(
         "torch": ["torch>=2.10"],
         "mxnet": mxnet("mxnet"),
         "mxnet-cu112": mxnet("mxnet-cu112"),
+        "adapters": ["lightning>=2.6", "accelerate>=1.15", "transformers>=5"],
         "gpu": ["nvidia-ml-py>=12"],
         "images": ["simplejpeg>=1.8", "pillow>=10", "opencv-python-headless>=4.9"],
         "lmdb": ["lmdb>=1.4"],
@@ -105,6 +106,7 @@ setup(
             "dmltrain-parse = dmltrain.report.cli:main",
             "dmltrain-report = dmltrain.report.page.cli:main",
             "dmltrain-data = dmltrain.data_command.cli:main",
+            "dmltrain-audit = dmltrain.audit.cli:main",
             "dmltrain-experiment = dmltrain.experiment.cli:main",
         ]
     },

@@ -178,6 +178,21 @@ def loader(
     return Loader(newest(), dataset, batch_size, micro_batches, seed, drop_last, options)
 
 
+def audited(sampler: Any, folder: str | None = None, samples: int | None = None) -> Any:
+    """The same sampler, batch sampler or DataLoader, which also writes down what each rank draws: `dmltrain audit` then
+    says whether each sample was used once in each epoch (docs/adapters.md).
+
+    Wrap what this rank alone reads, before the first epoch: a DistributedSampler, or a loader that Accelerate has
+    prepared. A loader is changed in place. `folder`: of the files (default: DMLTRAIN_AUDIT, else `audit`), the same one
+    when a script goes on from a checkpoint. `samples`: of the dataset, where the sampler does not know it.
+
+    Raises UserError if the files cannot be written, or the number of samples is not known.
+    """
+    from dmltrain.audit import draws
+
+    return draws.audited(sampler, folder, samples)
+
+
 def __getattr__(name: str) -> Any:
     """State, which needs more than scripts without it."""
     if name != "State":

@@ -33,9 +33,10 @@ ENTRY = {
     "parse": "dmltrain.report.cli:main",
     "report": "dmltrain.report.page.cli:main",
     "data": "dmltrain.data_command.cli:main",
+    "audit": "dmltrain.audit.cli:main",
     "experiment": "dmltrain.experiment.cli:main",
 }
-VERBS_HERE = ["check", "completion", "data", "doctor", "experiment", "job", "launch", "mute", "parse", "report", "zoom"]
+VERBS_HERE = "audit check completion data doctor experiment job launch mute parse report zoom".split()
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
 echo 'usage: dmltrain-zoom [options] PICTURE'

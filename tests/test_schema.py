@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.audit import lines, views_file
+from dmltrain.audit import draws, lines, views_file
 from dmltrain.base import json_text, schema
 from dmltrain.base.errors import UserError
 from dmltrain.base.schema import Invalid
@@ -265,6 +265,7 @@ PROTOCOLS = {
         control.decode_answer,
         ControlError,
     ),
+    "DRAWS": Protocol([draws.Facts(1, 42, 2, True)], json_text.encode, draws.parse, ValueError),
     "VIEWS": Protocol([RECORDED], views_file.encode, views_file.parse, ValueError),
     "SAMPLES": Protocol([json_text.encode(SAMPLES)], None, lambda data: lines.parse_samples(data, 8), ValueError),
     "COMMITS": Protocol(

@@ -106,7 +106,7 @@ class _Tally:
                 ((times > 0) & ~belongs, "committed after the run's last step"),
             ):
                 if positions.any():
-                    self._problems.append(f"epoch {epoch}: {problem}: {_shown(np.flatnonzero(positions))}")
+                    self._problems.append(f"epoch {epoch}: {problem}: {shown(np.flatnonzero(positions))}")
         times_of = {epoch: times[: self._job.samples_in(epoch)] for epoch, times in sorted(self._times.items())}
         return Count(times_of, tuple(self._problems))
 
@@ -120,8 +120,8 @@ class _Tally:
             )
 
 
-def _shown(positions: Array) -> str:
-    """For example: 3 positions: 5-6, 9."""
+def shown(positions: Array, word: str = "position") -> str:
+    """For example: 3 position(s): 5-6, 9."""
     runs = ranges(positions)
     texts = [f"{first}-{last}" if first < last else str(first) for first, last in runs[:SHOWN]]
-    return f"{len(positions)} position(s): {', '.join(texts)}{', ...' if len(runs) > SHOWN else ''}"
+    return f"{len(positions)} {word}(s): {', '.join(texts)}{', ...' if len(runs) > SHOWN else ''}"

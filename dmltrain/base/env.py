@@ -154,7 +154,7 @@ def check_file(environ: Mapping[str, str] | None = None) -> str:
 
 
 def audit(environ: Mapping[str, str] | None = None) -> str:
-    """The folder in which a script of an elastic job writes its audit; "": none (docs/elastic-scripts.md)."""
+    """The folder in which a script writes its audit; "": an elastic job's has none (docs/elastic-scripts.md)."""
     return (os.environ if environ is None else environ).get("DMLTRAIN_AUDIT", "")
 
 

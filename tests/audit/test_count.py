@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain.audit import lines, sample_checksum, views_file
+from dmltrain.audit.cli import main
 from dmltrain.audit.count import count
 from dmltrain.audit.journal import Journal
 from dmltrain.audit.lines import Committed, Writer
@@ -88,6 +89,13 @@ def test_in_some_views_an_op_is_a_round_and_in_others_the_step_of_one_member(tmp
     views_file.write(tmp_path, RecordedJob(job, tuple(map(EnteredView, views))))
     found = count(tmp_path)
     assert found.problems == () and (found.times[0] == 1).all()
+
+
+def test_the_program_counts_the_audit_of_an_elastic_job(folder, capsys):
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().out == "epoch 0: 22 of 22 used\nepoch 1: 22 of 22 used\n"
+    edit(folder / "samples-0.jsonl", drop(0))
+    assert main([str(folder)]) == 1 and "problem: op 1: member 0 has no line" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -58,6 +58,16 @@ def test_ddp_trains_as_over_gloo_and_its_gradients_go_over_the_servers(run):
         assert found["sent"] > 3 * 4 * 2 * 300 * 300, "the two large layers, in three exchanges"
 
 
+@pytest.mark.parametrize(("word", "why"), [("over gloo", "no process group of dmltrain"), ("small", "64 KiB or more")])
+def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
+    job = run("unused", word, servers=1)
+    workers = [job.processes[f"worker-{rank}"] for rank in range(2)]
+    wait_for(lambda: all(worker.poll() is not None for worker in workers), "the end of the workers")
+    note = "dmltrain: worker 0: no byte went over the servers: "
+    assert [job.output(f"worker-{rank}").count(note) for rank in range(2)] == [1, 0]
+    assert why in job.output("worker-0")
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -6,7 +6,9 @@ server waits for the tensors of all workers of the job.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dmltrain.backends.torch.process_group.group import Group
-from dmltrain.backends.torch.process_group.sums import SumsOnServers
+from dmltrain.backends.torch.process_group.sums import SMALLEST, SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
 from dmltrain.base import env
 from dmltrain.base.env import Environment
@@ -31,6 +33,24 @@ def register(connect: Connect) -> None:
     if NAME.upper() not in dist.Backend._plugins:
         make = functools.partial(_group, connect)
         dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])
+        environment = env.read()
+        if environment.launched and environment.num_servers and not environment.index:
+            atexit.register(_say_if_unused)
+
+
+def begin() -> bool:
+    """Make torch's default group of the workers of a launcher's job, if it is not there yet; returns whether this is
+    such a job. Raises UserError if there is a group of another backend."""
+    if not env.read().launched:
+        return False
+    if not dist.is_initialized():
+        dist.init_process_group(NAME)
+    elif dist.get_backend() != NAME:
+        raise UserError(
+            f"torch.distributed has a group of {dist.get_backend()} already, which stays: make that of dmltrain first, "
+            "before Accelerator(), TrainingArguments() and init_process_group()"
+        )
+    return True
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,28 @@ class Job:
     address: str  # of this host on the training network; "": gloo looks for one
     watch: Watch
     sums: SumsOnServers | None
+
+
+_jobs: list[Job] = []  # that this process has joined: none or one
+
+
+def bytes_summed() -> int:
+    """Of this worker's tensors that the servers have summed."""
+    return sum(job.sums.bytes for job in _jobs if job.sums)
+
+
+def _say_if_unused() -> None:
+    """At the end of worker 0: whether the job had servers in vain. A script that ends with an error says why itself,
+    and one without our group may use a kvstore."""
+    if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs):
+        return
+    why = (
+        f"no sum was of {SMALLEST >> 10} KiB or more, so gloo made all of them: -s 0 trains the same"
+        if _jobs
+        else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
+        'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
+    )
+    sys.stderr.write(f"dmltrain: worker 0: no byte went over the servers: {why}\n")
 
 
 def _group(connect: Connect, options: Any, _: object) -> Group:
@@ -58,7 +100,9 @@ def joined(connect: Connect, rank: int, size: int) -> Job:
     environment = env.read()
     store = _store(connect, environment, rank, size)
     sums = SumsOnServers(store) if store else None
-    return Job(environment.node_host if environment.launched else "", Watch(store), sums)
+    job = Job(environment.node_host if environment.launched else "", Watch(store), sums)
+    _jobs.append(job)
+    return job
 
 
 def _store(connect: Connect, environment: Environment, rank: int, size: int) -> DistKVStore | None:

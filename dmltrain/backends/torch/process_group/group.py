@@ -75,11 +75,22 @@ class Group(dist.ProcessGroup):
             except JobLost as error:
                 raise dist.DistBackendError(str(error)) from error
             return call.work
-        if average:  # gloo has no average
-            opts.reduceOp = dist.ReduceOp.SUM
-            for tensor in tensors:
-                tensor.div_(self.size())
+        if average:
+            return self._mean(tensors, opts)
         return self._over_gloo("allreduce", tensors, opts)
+
+    def _mean(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        """gloo has none. That of whole numbers is rounded towards 0, as NCCL's is."""
+        opts.reduceOp = dist.ReduceOp.SUM
+        whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
+        for tensor in tensors if not whole else []:
+            tensor.div_(self.size())
+        work = self._over_gloo("allreduce", tensors, opts)
+        if whole:
+            work.wait()
+        for tensor in whole:
+            tensor.div_(self.size(), rounding_mode="trunc")
+        return work
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None

@@ -71,6 +71,7 @@ class SumsOnServers:
 
     def __init__(self, store: DistKVStore) -> None:
         self.store = store
+        self.bytes = 0  # of the tensors that have been summed
         self._rings: dict[tuple[torch.dtype, int], list[Place]] = {}
         self._used: Counter[tuple[torch.dtype, int]] = Counter()
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
@@ -122,6 +123,7 @@ class SumsOnServers:
         error: Exception | None = None
         while True:
             piece = self._pieces.get()
+            self.bytes += piece.values.nbytes
             try:
                 piece.handle.wait()
                 total = piece.handle.values[0]

@@ -3,12 +3,16 @@
     import dmltrain.torch
     torch.distributed.init_process_group("dmltrain")
 
+`bytes_summed()` is how many bytes of this worker's tensors the servers have summed. `dmltrain.torch.lightning` and
+`dmltrain.torch.accelerate` are for programs that make their process group themselves.
+
 In a scheduler's or server's process of the job the import serves it, and the process ends there; so the launcher can
 start the same program in every role.
 """
 
 from dmltrain.api import create as _create
 from dmltrain.backends.torch import process_group as _process_group
+from dmltrain.backends.torch.process_group import bytes_summed as bytes_summed
 from dmltrain.base import env as _env
 
 _environment = _env.read()

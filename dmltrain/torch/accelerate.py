@@ -1,0 +1,16 @@
+"""Accelerate, and the Trainer of Transformers, over the servers of a job: call `prepare()` before `Accelerator()` or
+`TrainingArguments()`.
+
+On CPUs Accelerate makes a process group of gloo, whatever it is asked for, but it keeps one that is there.
+"""
+
+import os as _os
+
+from dmltrain.backends.torch import process_group as _process_group
+
+
+def prepare() -> None:
+    """Make the process group of the job's workers, and have Accelerate train on the CPU. Without dmltrain-launch it
+    does nothing. Raises UserError if there is a group of another backend already."""
+    if _process_group.begin():
+        _os.environ["ACCELERATE_USE_CPU"] = "true"
