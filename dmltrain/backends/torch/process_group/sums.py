@@ -57,13 +57,22 @@ class Place:
 
 @dataclass
 class Piece:
-    """A part of a tensor on its way. `values` (elements,) is a view into the tensor."""
+    """A part of a tensor on its way. `values` (elements,) is a view into the tensor. `place`: None: the sum comes into
+    the values themselves."""
 
     values: torch.Tensor
-    place: Place
+    place: Place | None
     handle: Handle
     factor: float
     work: SumWork | None  # which ends with this piece
+
+    def land(self, workers: int) -> None:
+        """Wait for the sum, and put it where the values were. Raises JobLost."""
+        self.handle.wait()
+        total = self.handle.values[0] if self.place else self.values.numpy()
+        if self.place:
+            self.place.check(self.values, total, workers)
+        np.multiply(total[: len(self.values)], self.factor, out=self.values.numpy())
 
 
 class SumsOnServers:
@@ -106,6 +115,14 @@ class SumsOnServers:
                 self._pieces.put(Piece(values, place, handle, factor, last))
         return work
 
+    def start_coded(self, key: str, values: torch.Tensor, factor: float) -> SumWork:
+        """As `start`, for float32 values (elements,) that travel as the codec of this key says."""
+        work = SumWork([values])
+        with self._lock:
+            handle = self.store.pushpull(key, values.numpy(), wait=False)
+            self._pieces.put(Piece(values, None, handle, factor, work))
+        return work
+
     def _next_place(self, dtype: torch.dtype, size: int) -> Place:
         """The same one on all workers, which have asked for the same sizes before."""
         ring = self._rings.setdefault((dtype, size), [])
@@ -123,13 +140,11 @@ class SumsOnServers:
         while True:
             piece = self._pieces.get()
             try:
-                piece.handle.wait()
-                total = piece.handle.values[0]
-                piece.place.check(piece.values, total, self.store.num_workers)
-                np.multiply(total[: len(piece.values)], piece.factor, out=piece.values.numpy())
+                piece.land(self.store.num_workers)
             except Exception as caught:  # JobLost: all that is under way has failed
                 error = error or caught
-            piece.place.free.set()
+            if piece.place:
+                piece.place.free.set()
             if piece.work:
                 piece.work.end(error)
 
