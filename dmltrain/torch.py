@@ -14,7 +14,7 @@ from dmltrain.backends.torch import process_group as _process_group
 from dmltrain.backends.torch.process_group import hooks as hooks
 from dmltrain.base import env as _env
 
-_environment = _env.read()
+_environment = _env.of_collectives(_env.read())
 if _environment.role != "worker":
     _create.serve_and_exit(_environment)
 _process_group.register(lambda environment: _create.create("dist_sync", environment=environment))

@@ -19,6 +19,7 @@ HOST_SUMS = ("auto", "off")
 SERVER_SHARES = ("equal", "links")
 WIRES = ("plain", "auth", "tls")
 CHOICES = {"transport": TRANSPORTS, "host_sum": HOST_SUMS, "server_shares": SERVER_SHARES}  # by field of Environment
+UNLIMITED = 1e8  # s, of a wait
 ROLES = ("scheduler", "server", "worker")
 
 
@@ -133,6 +134,13 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         reports_steps=_switch(values, "DMLTRAIN_STRAGGLERS") is True,
         launched=True,
     )
+
+
+def of_collectives(environment: Environment, environ: Mapping[str, str] | None = None) -> Environment:
+    """`environment` of a program of torch.distributed, whose groups limit waits: DMLTRAIN_WAIT_TIMEOUT does so only if
+    it is set."""
+    values = os.environ if environ is None else environ
+    return replace(environment, wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), UNLIMITED))
 
 
 def with_choices(environment: Environment, **choices: str | None) -> Environment:

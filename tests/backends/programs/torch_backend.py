@@ -1,5 +1,6 @@
 """A worker with the backend "dmltrain" of torch.distributed: python torch_backend.py FUNCTION FILE [WORD ...]"""
 
+import datetime
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ from dmltrain.backends.torch import process_group
 from dmltrain.base import env
 
 LARGE = 40_000  # elements: some pieces, of which the last has room
+process_group.sums.LEAST_WITHIN = process_group.sums.LEAST_BETWEEN  # as between hosts, so that these take servers
 OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 
 
@@ -215,12 +217,17 @@ def fault(kind):
         os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else dist.barrier()
     elif kind == "stopped before a sum":
         os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else dist.all_reduce(tensor)
+    elif kind == "late":
+        dist.destroy_process_group()
+        begin(sys.argv[2] + ".second", timeout=datetime.timedelta(seconds=7))
+        signal.pause() if rank == 1 else dist.all_reduce(tensor)
 
 
-def begin(file, shift=0):
+def begin(file, shift=0, **more):
     environment = env.read()
     size, rank = environment.num_workers, environment.index
-    dist.init_process_group("dmltrain", init_method=f"file://{file}", world_size=size, rank=(rank + shift) % size)
+    rank = (rank + shift) % size
+    dist.init_process_group("dmltrain", init_method=f"file://{file}", world_size=size, rank=rank, **more)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def _group(connect: Connect, options: Any, _: object) -> Group:
 @functools.cache
 def joined(connect: Connect, rank: int, size: int) -> Job:
     """Connects to the servers at the first call. `rank` of `size`: as torch was told."""
-    environment = env.read()
+    environment = env.of_collectives(env.read())
     store = _store(connect, environment, rank, size)
     sums = SumsOnServers(store) if store else None
     return Job(environment.node_host if environment.launched else "", Watch(store), sums)

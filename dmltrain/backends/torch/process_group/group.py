@@ -56,7 +56,7 @@ class Group(dist.ProcessGroup):
         self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
         self.gloo._set_sequence_number_for_group()
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self.gloo)
-        self.sums, self._watch = sums, watch
+        self.sums, self._watch, self._limit = sums, watch, timeout.total_seconds()
         own: Any = PrefixStore("calls", store)
         self.calls = Calls(own.clone(), rank, ranks)
         watch.add(self)
@@ -80,7 +80,7 @@ class Group(dist.ProcessGroup):
 
     def over_servers(self, what: str, start: Callable[[], SumWork]) -> SumWork:
         """A sum that `start` begins. `what`: for messages."""
-        call = self.calls.begin(what)
+        call = self.calls.begin(what, self._limit)
         try:
             call.work = work = start()
         except JobLost as error:

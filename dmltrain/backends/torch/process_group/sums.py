@@ -22,9 +22,13 @@ from dmltrain.backends.torch.process_group.work import SumWork
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.transport import host
+from dmltrain.kvstore.transport.message import Start
 from dmltrain.kvstore.worker.store import DistKVStore
 
 LARGEST, SMALLEST = 1 << 22, 1 << 16  # bytes of a piece; each size is twice the next one
+# The servers are faster than gloo from so many bytes on: where all workers are on one host, and else.
+LEAST_WITHIN, LEAST_BETWEEN = 1 << 20, 1 << 16
 RING_BYTES = 1 << 27  # of the pieces of the largest size
 RING_PLACES = 16  # of every other size
 DTYPES = (torch.float32, torch.float64)
@@ -79,7 +83,7 @@ class SumsOnServers:
     """`start` is called by one thread at a time; another one, of this object, receives what it has started."""
 
     def __init__(self, store: DistKVStore) -> None:
-        self.store = store
+        self.store, self._least = store, least(store.start_message)
         self._rings: dict[tuple[torch.dtype, int], list[Place]] = {}
         self._used: Counter[tuple[torch.dtype, int]] = Counter()
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
@@ -93,7 +97,7 @@ class SumsOnServers:
             and tensor.dtype in DTYPES
             and tensor.device.type == "cpu"
             and tensor.is_contiguous()
-            and tensor.numel() * tensor.element_size() >= SMALLEST
+            and tensor.numel() * tensor.element_size() >= self._least
         )
 
     def start(self, tensor: torch.Tensor, factor: float = 1.0) -> SumWork:
@@ -147,6 +151,11 @@ class SumsOnServers:
                 piece.place.free.set()
             if piece.work:
                 piece.work.end(error)
+
+
+def least(start: Start) -> int:
+    """The bytes from which on a tensor goes over the servers: the same on all workers, which have the same `start`."""
+    return LEAST_WITHIN if len(host.at_start(start)) == 1 else LEAST_BETWEEN
 
 
 def _parts(size: int) -> Iterator[int]:
