@@ -6,15 +6,25 @@
 `dmltrain.torch.hooks` has communication hooks for DistributedDataParallel.
 
 In a scheduler's or server's process of the job the import serves it, and the process ends there; so the launcher can
-start the same program in every role.
+start the same program in every role. `python -m dmltrain.torch train.py ...` runs a script that is not changed: see
+`--torch-backend` of dmltrain-launch.
 """
 
+import sys as _sys
+
 from dmltrain.api import create as _create
-from dmltrain.backends.torch import process_group as _process_group
-from dmltrain.backends.torch.process_group import hooks as hooks
 from dmltrain.base import env as _env
 
 _environment = _env.of_collectives(_env.read())
 if _environment.role != "worker":
-    _create.serve_and_exit(_environment)
+    _create.serve_and_exit(_environment)  # without PyTorch, which takes seconds and memory
+
+from dmltrain.backends.torch import process_group as _process_group  # noqa: E402
+from dmltrain.backends.torch.process_group import hooks as hooks  # noqa: E402
+from dmltrain.backends.torch.process_group import in_place as _in_place  # noqa: E402
+
 _process_group.register(lambda environment: _create.create("dist_sync", environment=environment))
+if __name__ == "__main__":
+    if len(_sys.argv) < 2:
+        _sys.exit("usage: python -m dmltrain.torch SCRIPT [ARGUMENT ...]")
+    _in_place.run(_sys.argv[1:], _process_group.NAME, says=_environment.index == 0)
