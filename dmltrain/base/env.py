@@ -171,6 +171,11 @@ def replay(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get("DMLTRAIN_REPLAY", "")
 
 
+def master(environ: Mapping[str, str] | None = None) -> str:
+    """Where the first worker of a job of torch.distributed is; "" if it is not said."""
+    return (os.environ if environ is None else environ).get("MASTER_ADDR", "")
+
+
 def inherited(**more: str) -> dict[str, str]:
     """This process's environment with `more`, for a process that it starts."""
     return {**os.environ, **more}

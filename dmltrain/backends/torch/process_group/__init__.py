@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
+from dmltrain.backends.torch.process_group import beside
 from dmltrain.backends.torch.process_group.group import Group
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
@@ -42,23 +44,30 @@ class Job:
     sums: SumsOnServers | None
 
 
+_jobs: dict[tuple[int, int], Job] = {}  # by rank and size
+
+
 def _group(connect: Connect, options: Any, _: object) -> Group:
     """`options`: torch's _DistributedBackendOptions."""
     rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
     if not ranks:  # the default group
-        job = joined(connect, rank, size)
+        job = joined(connect, rank, size, options.store)
         return Group(options.store, list(range(size)), rank, options.timeout, job.address, job.watch, job.sums)
     job = joined(connect, dist.get_rank(), dist.get_world_size())
     return Group(options.store, ranks, rank, options.timeout, job.address, job.watch, None)
 
 
-@functools.cache
-def joined(connect: Connect, rank: int, size: int) -> Job:
-    """Connects to the servers at the first call. `rank` of `size`: as torch was told."""
-    environment = env.of_collectives(env.read())
-    store = _store(connect, environment, rank, size)
-    sums = SumsOnServers(store) if store else None
-    return Job(environment.node_host if environment.launched else "", Watch(store), sums)
+def joined(connect: Connect, rank: int, size: int, meeting: Store | None = None) -> Job:
+    """Connects to the servers at the first call. `rank` of `size`: as torch was told. `meeting`: of all workers, to
+    start servers where no launcher has; None: without servers then."""
+    if (rank, size) not in _jobs:
+        environment = env.read()
+        address = environment.node_host if environment.launched else ""
+        if meeting and size > 1 and not environment.launched:
+            environment = beside.start(meeting, rank, size)
+        store = _store(connect, env.of_collectives(environment), rank, size)
+        _jobs[rank, size] = Job(address, Watch(store), SumsOnServers(store) if store else None)
+    return _jobs[rank, size]
 
 
 def _store(connect: Connect, environment: Environment, rank: int, size: int) -> DistKVStore | None:
