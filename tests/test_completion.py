@@ -36,7 +36,21 @@ ENTRY = {
     "audit": "dmltrain.audit.cli:main",
     "experiment": "dmltrain.experiment.cli:main",
 }
-VERBS_HERE = "audit check completion data doctor experiment job launch mute parse report zoom".split()
+VERBS_HERE = ["audit", "check", "completion", "data", "doctor", "experiment", "job", "launch", "mute", "parse"]
+VERBS_HERE += ["report", "zoom"]
+    "audit",
+    "check",
+    "completion",
+    "data",
+    "doctor",
+    "experiment",
+    "job",
+    "launch",
+    "mute",
+    "parse",
+    "report",
+    "zoom",
+]
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
 echo 'usage: dmltrain-zoom [options] PICTURE'

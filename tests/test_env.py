@@ -26,6 +26,12 @@ def test_without_a_launcher_a_program_trains_in_one_process():
     assert not env.Environment().joins
 
 
+def test_groups_of_torch_distributed_limit_waits_unless_the_variable_is_set():
+    set_ = {"DMLTRAIN_WAIT_TIMEOUT": "30"}
+    waits = [env.of_collectives(env.read(each), each).wait_seconds for each in (WORKER, {**WORKER, **set_})]
+    assert waits == [env.UNLIMITED, 30.0]
+
+
 @pytest.mark.parametrize(
     "change, found",
     [

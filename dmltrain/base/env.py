@@ -19,6 +19,7 @@ HOST_SUMS = ("auto", "off")
 SERVER_SHARES = ("equal", "links")
 WIRES = ("plain", "auth", "tls")
 CHOICES = {"transport": TRANSPORTS, "host_sum": HOST_SUMS, "server_shares": SERVER_SHARES}  # by field of Environment
+UNLIMITED = 1e8  # s, of a wait
 ROLES = ("scheduler", "server", "worker")
 
 
@@ -135,6 +136,13 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def of_collectives(environment: Environment, environ: Mapping[str, str] | None = None) -> Environment:
+    """`environment` of a program of torch.distributed, whose groups limit waits: DMLTRAIN_WAIT_TIMEOUT does so only if
+    it is set."""
+    values = os.environ if environ is None else environ
+    return replace(environment, wait_seconds=_seconds(values, ("DMLTRAIN_WAIT_TIMEOUT",), UNLIMITED))
+
+
 def with_choices(environment: Environment, **choices: str | None) -> Environment:
     """`environment` with these values of CHOICES; None leaves its own. Raises UserError for any other value."""
     given: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
@@ -161,6 +169,11 @@ def audit(environ: Mapping[str, str] | None = None) -> str:
 def replay(environ: Mapping[str, str] | None = None) -> str:
     """The views.json through which a script's elastic job goes again; "": none (docs/elastic-scripts.md)."""
     return (os.environ if environ is None else environ).get("DMLTRAIN_REPLAY", "")
+
+
+def master(environ: Mapping[str, str] | None = None) -> str:
+    """Where the first worker of a job of torch.distributed is; "" if it is not said."""
+    return (os.environ if environ is None else environ).get("MASTER_ADDR", "")
 
 
 def inherited(**more: str) -> dict[str, str]:

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 
 from dmltrain.backends.torch.process_group.calls import WAITING_SECONDS, Calls, described
+from dmltrain.backends.torch.process_group.sums import least
+from dmltrain.kvstore.transport.message.job import ServerAddress, Start, WorkerAddress
 from tests.waiting import wait_for
 
 PROGRAM = Path(__file__).parent / "programs/torch_backend.py"
@@ -77,6 +79,7 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
         ("killed", ["worker 1", "lost"]),
         ("stopped", ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", ["worker 1", "missed heartbeats"]),
+        ("late", ["worker 0 has waited for 7 s in all_reduce of float32 (40000,) (", "which worker 1 did not call"]),
     ],
 )
 def test_a_fault_is_named_by_the_collective_that_waits(run, kind, said):
@@ -123,3 +126,27 @@ def test_calls_that_wait_are_compared_as_far_as_they_must_be_the_same(calls, dif
     now[0] += WAITING_SECONDS
     first, second = (worker.difference() for worker in workers)
     assert (first, bool(second)) == ("", differ), "the first one has read before the second one has written"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "called", "said"),
+    [(5.0, 4.9, 1, ""), (5.0, 5.0, 1, "for 5 s in all_reduce ("), (0.0, 1e9, 1, "")]
+    + [(9.0, 9.0, 2, "which worker 6 did not call: init_process_group(timeout=...) sets"), (9.0, 9.0, 3, "): init_")],
+)
+def test_a_sum_waits_no_longer_than_the_limit_of_its_group(limit, seconds, called, said):
+    now, store = [0.0], dist.HashStore()
+    workers = [Calls(store, rank, [2, 4, 6], lambda: now[0]) for rank in range(3)]
+    for worker in workers[:called]:
+        worker.begin("all_reduce", limit)
+    now[0] = seconds
+    assert [worker.difference() for worker in workers] == [""] * 3
+    assert said in workers[0].overdue() and bool(said) == bool(workers[0].overdue())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "bytes_"),
+    [(("a", "a", "a"), 1 << 20), (("a", "b", "a"), 1 << 16), (("", ""), 1 << 16), (("a",), 1 << 20)],
+)
+def test_from_which_size_on_the_servers_are_faster(hosts, bytes_):
+    servers = (ServerAddress("10.0.0.9", 1, "", "z", ""),)
+    assert least(Start(servers, tuple(WorkerAddress("", name) for name in hosts))) == bytes_

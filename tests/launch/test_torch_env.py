@@ -7,6 +7,7 @@ import pytest
 from dmltrain_launch import LaunchError
 from dmltrain_launch.command_line.options import parse
 from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.task import Ports, tasks
 from dmltrain_launch.preflight.script import Script, of_source, read, script_of
 from dmltrain_launch.run.described import advice, make_job
 
@@ -89,6 +90,43 @@ def test_lightning_cannot_use_unequal_numbers_of_workers(tmp_path, monkeypatch, 
     made = make_job(parse(["-n", str(workers), "-s", "0", "-H", "hosts", "--torch-env", torch_env, program], {}), "job")
     found = advice(made, [Host("h1"), Host("h2"), Host("h3", roles=("server",))], torch_env)
     assert [warned in each for each in found] == [True] * bool(warned)
+
+
+REPORTS = f"""{USES_DDP}
+import json, os, sys, torch.distributed as dist
+dist.init_process_group("nccl")
+print("found", dist.get_backend(), __name__, sys.argv[1:], json.load.__module__, "RANK" in os.environ)
+"""
+
+
+def test_a_script_gets_the_backend_in_place_of_its_own_and_servers_do_not_run_it(launcher):
+    script = launcher.script(REPORTS)
+    done = launcher.run("-n", 1, "-s", 1, "--torch-backend", "dmltrain", script, "--epochs", 3)
+    assert done.code == 0 and IDLE not in done.err, done
+    assert done.out.count(b'init_process_group("nccl") takes the backend "dmltrain"') == 1, done
+    assert done.out.count(b"found dmltrain __main__ ['--epochs', '3'] json True") == 1, done
+    assert not list(launcher.folder.glob("server-*.json")), "what the script has written"
+
+
+@pytest.mark.parametrize(
+    ("program", "argv"),
+    [
+        ("train.py --lr 1", "PYTHON -m dmltrain.torch train.py --lr 1"),
+        ("python3 -u train.py x.py", "python3 -u -m dmltrain.torch train.py x.py"),
+        ("python3 -m train", ""),
+        ("./train.sh a.py", ""),
+    ],
+)
+def test_what_starts_a_script_with_the_backend_in_place_of_its_own(program, argv):
+    options = parse(["-n", "2", "-s", "1", "--torch-backend", "dmltrain", *program.split()], {})
+    if not argv:
+        with pytest.raises(LaunchError, match="is not a Python script: expected train.py"):
+            make_job(options, "job")
+        return
+    made = make_job(options, "job")
+    assert made.torch_env
+    started = tasks(made, [Host("h1", python="PYTHON")], Ports())
+    assert {" ".join(task.argv) for task in started} == {argv} and len(started) == 4
 
 
 DMLTRAIN = ["import dmltrain", "import dmltrain.kvstore as kv", "from dmltrain import rank", "import os, dmltrain"]

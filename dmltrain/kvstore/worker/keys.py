@@ -100,10 +100,11 @@ class KeyEntries:
         is_weight: bool,
         whole: bool = False,
         mean: bool = False,
+        compression: dict[str, Any] | None = None,
         tell: bool = True,
     ) -> None:
         """Declare those of these keys that are new, whole or in slices, here and, with `tell`, to the servers. Without
-        `tell` `declare_again` must follow. Does not wait for the answers."""
+        `tell` `declare_again` must follow. `compression`: None: that of all weights. Does not wait for the answers."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
@@ -111,7 +112,7 @@ class KeyEntries:
         slice_bytes = max((array.nbytes for _, array in fresh), default=0) if whole else None
         plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes, self.shares, self.apart, self._servers)
         for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
-            self._by_name[name] = self._entry(first + index, array, ranges, is_weight, mean)
+            self._by_name[name] = self._entry(first + index, array, ranges, is_weight, mean, compression)
             if is_weight:
                 self._first[name] = ranges
         new = [name for name, _ in fresh]
@@ -189,9 +190,17 @@ class KeyEntries:
         message = Declare(self.kind.type.name, self.kind.staleness, slices)
         link.request(encode(message, link.view), self.seconds)
 
-    def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> KeyEntry:
+    def _entry(
+        self,
+        number: int,
+        array: Array,
+        ranges: list[sharding.Slice],
+        is_weight: bool,
+        mean: bool,
+        compression: dict[str, Any] | None,
+    ) -> KeyEntry:
         compresses = is_weight and array.dtype == np.float32
-        compression = self._compression if compresses else NONE
+        compression = (compression or self._compression) if compresses else NONE
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         slices = [

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from dmltrain.base import npz
 from dmltrain.base.arrays import Array
+from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.worker import resharding, residual
 from dmltrain.kvstore.worker.keys import KeyEntries
@@ -58,6 +60,18 @@ class States:
             states = self._member.answers(FrameKind.READ_STATE)
             by_owner |= {f"server {number}": np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
         return by_owner
+
+    def residuals_of(self, keys: Sequence[Key]) -> list[Array]:
+        """See DistKVStore.residuals_of."""
+        slices = [residual.slices_with_residual([self._entries.find(key)]) for key in keys]
+        own = [residual.gathered(each) if each else np.zeros(0, np.float32) for each in slices]
+        if self._member.rank == 0 and any(slices):
+            held: dict[str, Array] = {}
+            for state in self._member.answers(FrameKind.READ_STATE):
+                held |= npz.read(state)
+            for values, each in zip(own, slices, strict=True):
+                values += np.concatenate([held[f"{slice_.range.key}/{slice_.range.index}/residual"] for slice_ in each])
+        return own
 
     def load_residuals(self, residuals: dict[str, Array], of_servers: bool) -> None:
         slices = residual.slices_with_residual(self._entries)

@@ -23,6 +23,7 @@ from dmltrain.kvstore.transport.message import encode
 from dmltrain.kvstore.transport.message.data import Optimizer
 from dmltrain.kvstore.transport.wire import FrameKind
 from dmltrain.kvstore.waiting import StepTimer, Waits
+from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.broadcast import Broadcast, by_sums
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.elastic_ops import ElasticOps
@@ -105,15 +106,23 @@ class DistKVStore(KVStore):
     def waits(self) -> Waits:  # type: ignore[override]
         return self._transfers.waits
 
-    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
+    def init(
+        self,
+        key: Keys,
+        value: Any,
+        whole: bool = False,
+        mean: bool = False,
+        compression: dict[str, Any] | None = None,
+    ) -> None:
+        """`compression`: of these keys, in place of that of `set_gradient_compression`."""
         if self.ops.view:
             raise UserError("kvstore: an elastic job declares all keys before its first step")
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
         if self.is_alone:  # the servers know the keys already
-            return self._entries.declare(keys, arrays, True, whole, mean, tell=False)
+            return self._entries.declare(keys, arrays, True, whole, mean, compression, tell=False)
         self._limits.choose_shares()
-        self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean)
+        self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean, compression=compression)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
                 for link, slice_ in self._routes.direct(self._entries.find(name).slices):
@@ -223,6 +232,15 @@ class DistKVStore(KVStore):
 
     def load_residuals(self, residuals: dict[str, Array]) -> None:
         self._states.load_residuals(residuals, of_servers=not self._kind.stepping)
+
+    def residuals_of(self, keys: Sequence[Key]) -> list[Array]:
+        """This worker's residuals of these keys, flat, and in those of worker 0 also the servers'. Any worker may call
+        it alone, while it has no push under way."""
+        return self._states.residuals_of(keys)
+
+    def add_residual(self, key: Key, values: Array) -> None:
+        """Add what `residuals_of` returned to this worker's residual of a key, before its first push."""
+        residual.add(residual.slices_with_residual([self._entries.find(key)]), values)
 
     def take_staleness(self) -> float:
         total = float(sum(link.traffic.staleness for link in self._routes.links))

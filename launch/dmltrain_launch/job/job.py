@@ -60,6 +60,7 @@ class Job:
     needs: tuple[str, ...] = ()  # modules that the script imports
     memory: Mapping[str, int] = field(default_factory=dict)  # limit in MiB by role
     torch_env: bool = True  # whether workers get the variables of torch.distributed
+    torch_backend: str = ""  # that the script gets in place of its own; "": its own
     wire: str = "plain"  # how the traffic of dmltrain's processes is protected
     restart: int = 0  # how often the job has been restarted
     elastic: int = 0  # the job goes on without lost workers while this many are left; 0: the first one ends it

@@ -98,7 +98,11 @@ def _devices(task: Task) -> tuple[str, ...]:
 
 
 def _argv(job: Job, host: Host) -> tuple[str, ...]:
-    return (host.python, *job.argv) if job.script else job.argv
+    argv = (host.python, *job.argv) if job.script else job.argv
+    if not job.torch_backend:
+        return argv
+    script = next(place for place, word in enumerate(argv) if word.endswith(".py"))
+    return (*argv[:script], "-m", f"{job.torch_backend}.torch", *argv[script:])
 
 
 def _environment(

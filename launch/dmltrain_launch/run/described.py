@@ -30,6 +30,7 @@ def make_job(options: Options, name: str) -> Job:
     if options.num_workers is None:
         raise LaunchError(f"-n/--num-workers is missing: {NAME} -n 2 -s 2 train.py ...")
     _check_wire(options)
+    _check_torch_backend(options)
     num_servers = options.servers
     elastic = _elastic(options, options.num_workers, num_servers)
     job = Job(
@@ -48,6 +49,7 @@ def make_job(options: Options, name: str) -> Job:
         subnet=options.subnet,
         memory={WORKER: options.worker_memory, SERVER: options.server_memory},
         torch_env=_torch_env(options),
+        torch_backend=options.torch_backend,
         wire=options.wire,
         elastic=elastic,
         most_workers=options.most_workers,
@@ -65,14 +67,14 @@ def make_job(options: Options, name: str) -> Job:
 def _torch_env(options: Options) -> bool:
     """Whether workers get the variables of torch.distributed, such as RANK.
 
-    With auto they do if it imports dmltrain's backend of torch.distributed. They do not if it uses dmltrain otherwise,
+    With auto they do if it has dmltrain's backend of torch.distributed. They do not if it uses dmltrain otherwise,
     because it may check for RANK, or if it uses MXNet and not torch.distributed, because its ranks are those of dmlc's
     tracker.
     """
     if options.torch_env != "auto":
         return options.torch_env == "on"
     used = script.read(options.program)
-    if used.uses_torch_backend:
+    if used.uses_torch_backend or options.torch_backend:
         return True
     return not used.uses_dmltrain and (used.uses_torch_distributed or not used.uses_mxnet)
 
@@ -83,6 +85,14 @@ def _check_wire(options: Options) -> None:
         raise LaunchError(
             f"--wire {options.wire}: {script.script_of(options.program)} uses MXNet, whose parameter server can "
             "neither authenticate nor encrypt what it sends; start it without --wire"
+        )
+
+
+def _check_torch_backend(options: Options) -> None:
+    if options.torch_backend and not script.script_of(options.program):
+        raise LaunchError(
+            f"--torch-backend {options.torch_backend}: {options.program[0]} is not a Python script: expected "
+            "train.py ..., or python train.py ..."
         )
 
 
@@ -151,6 +161,8 @@ def _advice_on_counts(job: Job, hosts: Sequence[Host], torch_env: str) -> list[s
 
 def _advice_on_script(job: Job) -> list[str]:
     used, file = script.read(job.argv), script.script_of(job.argv)
+    if job.torch_backend:
+        return []
     if job.wire != "plain" and file and not used.uses_dmltrain:
         return [f"{file} does not import dmltrain itself: --wire {job.wire} protects only what dmltrain sends"]
     if job.num_servers and used.uses_torch_distributed and not used.uses_dmltrain:

@@ -1,5 +1,7 @@
 """A worker with the backend "dmltrain" of torch.distributed: python torch_backend.py FUNCTION FILE [WORD ...]"""
 
+import datetime
+import gc
 import json
 import os
 import signal
@@ -9,14 +11,21 @@ import torch
 import torch.distributed as dist
 
 import dmltrain.torch  # a server's process ends here
+from dmltrain.backends.torch import process_group
 from dmltrain.base import env
 
 LARGE = 40_000  # elements: some pieces, of which the last has room
+process_group.sums.LEAST_WITHIN = process_group.sums.LEAST_BETWEEN  # as between hosts, so that these take servers
 OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 
 
 def say(**values):
     print(json.dumps(values), flush=True)
+
+
+def sent():
+    (job,) = [each for each in gc.get_objects() if isinstance(each, process_group.Job)]
+    return job.sums.store.bytes_sent if job.sums else 0
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -207,6 +216,10 @@ def fault(kind):
         os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else dist.barrier()
     elif kind == "stopped before a sum":
         os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else dist.all_reduce(tensor)
+    elif kind == "late":
+        dist.destroy_process_group()
+        begin(sys.argv[2] + ".second", timeout=datetime.timedelta(seconds=7))
+        signal.pause() if rank == 1 else dist.all_reduce(tensor)
 
 
 def unused(_):
@@ -214,10 +227,11 @@ def unused(_):
     dist.all_reduce(torch.zeros(7))
 
 
-def begin(file, shift=0, backend="dmltrain"):
+def begin(file, shift=0, backend="dmltrain", **more):
     environment = env.read()
     size, rank = environment.num_workers, environment.index
-    dist.init_process_group(backend, init_method=f"file://{file}", world_size=size, rank=(rank + shift) % size)
+    rank = (rank + shift) % size
+    dist.init_process_group(backend, init_method=f"file://{file}", world_size=size, rank=rank, **more)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
+from dmltrain.backends.torch.process_group import beside
 from dmltrain.backends.torch.process_group.group import Group
-from dmltrain.backends.torch.process_group.sums import SMALLEST, SumsOnServers
+from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
 from dmltrain.base import env
 from dmltrain.base.env import Environment
@@ -62,12 +64,12 @@ class Job:
     sums: SumsOnServers | None
 
 
-_jobs: list[Job] = []  # that this process has joined: none or one
+_jobs: dict[tuple[int, int], Job] = {}  # by rank and size
 
 
 def bytes_summed() -> int:
     """Of this worker's tensors that the servers have summed."""
-    return sum(job.sums.bytes for job in _jobs if job.sums)
+    return sum(job.sums.bytes for job in _jobs.values() if job.sums)
 
 
 def _say_if_unused() -> None:
@@ -75,8 +77,9 @@ def _say_if_unused() -> None:
     and one without our group may use a kvstore."""
     if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs):
         return
+    least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
     why = (
-        f"no sum was of {SMALLEST >> 10} KiB or more, so gloo made all of them: -s 0 trains the same"
+        f"no sum was of {least >> 10} KiB or more, so gloo made all of them: -s 0 trains the same"
         if _jobs
         else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
         'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
@@ -88,21 +91,23 @@ def _group(connect: Connect, options: Any, _: object) -> Group:
     """`options`: torch's _DistributedBackendOptions."""
     rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
     if not ranks:  # the default group
-        job = joined(connect, rank, size)
+        job = joined(connect, rank, size, options.store)
         return Group(options.store, list(range(size)), rank, options.timeout, job.address, job.watch, job.sums)
     job = joined(connect, dist.get_rank(), dist.get_world_size())
     return Group(options.store, ranks, rank, options.timeout, job.address, job.watch, None)
 
 
-@functools.cache
-def joined(connect: Connect, rank: int, size: int) -> Job:
-    """Connects to the servers at the first call. `rank` of `size`: as torch was told."""
-    environment = env.read()
-    store = _store(connect, environment, rank, size)
-    sums = SumsOnServers(store) if store else None
-    job = Job(environment.node_host if environment.launched else "", Watch(store), sums)
-    _jobs.append(job)
-    return job
+def joined(connect: Connect, rank: int, size: int, meeting: Store | None = None) -> Job:
+    """Connects to the servers at the first call. `rank` of `size`: as torch was told. `meeting`: of all workers, to
+    start servers where no launcher has; None: without servers then."""
+    if (rank, size) not in _jobs:
+        environment = env.read()
+        address = environment.node_host if environment.launched else ""
+        if meeting and size > 1 and not environment.launched:
+            environment = beside.start(meeting, rank, size)
+        store = _store(connect, env.of_collectives(environment), rank, size)
+        _jobs[rank, size] = Job(address, Watch(store), SumsOnServers(store) if store else None)
+    return _jobs[rank, size]
 
 
 def _store(connect: Connect, environment: Environment, rank: int, size: int) -> DistKVStore | None:

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Call:
     what: str  # such as "all_reduce of float32 (10,)"
     place: str  # such as "train.py:12"
     since: float
+    limit: float  # s that it may wait; 0: what it waits for has its own limit
     work: dist.Work | None = None
 
     @property
@@ -50,11 +51,11 @@ class Calls:
         self._made = 0
         self._published: Call | None = None
 
-    def begin(self, what: str) -> Call:
+    def begin(self, what: str, limit: float = 0.0) -> Call:
         """A call of the script; its `work` is set when it is known."""
         while self._open and self._open[0].complete:
             self._open.popleft()
-        call = Call(self._made, what, _place(), self._clock())
+        call = Call(self._made, what, _place(), self._clock(), limit)
         self._made += 1
         self._open.append(call)
         return call
@@ -62,22 +63,46 @@ class Calls:
     def difference(self) -> str:
         """What differs between the call that this worker waits for and another worker's call at the same place in the
         order of calls; "" if nothing does, or if no call waits."""
-        own = next((call for call in list(self._open) if not call.complete), None)
-        if own is None or self._clock() - own.since < WAITING_SECONDS:
+        own = self._waits_for(WAITING_SECONDS)
+        if own is None:
             return ""
         if own is not self._published:
             self._store.set(str(self._rank), json.dumps([own.number, own.what, own.place]))
             self._published = own
+        for worker, number, what, place in self._others():
+            if number == own.number and what != own.what:
+                return (
+                    f"different calls of torch.distributed: worker {self._ranks[self._rank]} waits in {own.what} "
+                    f"({own.place}), worker {worker} in {what} ({place}): all workers must make the same calls in "
+                    "the same order, with tensors of the same shape and type"
+                )
+        return ""
+
+    def overdue(self) -> str:
+        """Which call has waited for longer than its limit, and for whom; "" if none has."""
+        own = self._waits_for(0.0)
+        if own is None or not own.limit or self._clock() - own.since < own.limit:
+            return ""
+        came = {self._ranks[self._rank], *(worker for worker, number, *_ in self._others() if number == own.number)}
+        late = ", ".join(f"worker {worker}" for worker in self._ranks if worker not in came)
+        # Those that wait have published it by then.
+        known = f", which {late} did not call" if late and own.limit > 2 * WAITING_SECONDS else ""
+        return (
+            f"worker {self._ranks[self._rank]} has waited for {own.limit:g} s in {own.what} ({own.place}){known}: "
+            "init_process_group(timeout=...) sets this limit"
+        )
+
+    def _waits_for(self, seconds: float) -> Call | None:
+        """The first call that is not complete, if it has waited for so long."""
+        own = next((call for call in list(self._open) if not call.complete), None)
+        return own if own and self._clock() - own.since >= seconds else None
+
+    def _others(self) -> Iterator[tuple[int, int, str, str]]:
+        """The last call that each other worker has published: worker, number, what and place."""
         for rank, worker in enumerate(self._ranks):
             if rank != self._rank and self._store.check([str(rank)]):
                 number, what, place = json.loads(self._store.get(str(rank)))
-                if number == own.number and what != own.what:
-                    return (
-                        f"different calls of torch.distributed: worker {self._ranks[self._rank]} waits in {own.what} "
-                        f"({own.place}), worker {worker} in {what} ({place}): all workers must make the same calls in "
-                        "the same order, with tensors of the same shape and type"
-                    )
-        return ""
+                yield worker, number, what, place
 
 
 def described(name: str, tensors: list[torch.Tensor]) -> str:

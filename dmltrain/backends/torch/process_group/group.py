@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
 from dmltrain.backends.torch.process_group.calls import Call, Calls, described
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
-from dmltrain.backends.torch.process_group.work import GlooWork, Works
+from dmltrain.backends.torch.process_group.work import GlooWork, SumWork, Works
 from dmltrain.base.errors import JobLost
 
 CPU = torch.device("cpu")
@@ -55,7 +56,7 @@ class Group(dist.ProcessGroup):
         self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
         self.gloo._set_sequence_number_for_group()
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self.gloo)
-        self._sums, self._watch = sums, watch
+        self.sums, self._watch, self._limit = sums, watch, timeout.total_seconds()
         own: Any = PrefixStore("calls", store)
         self.calls = Calls(own.clone(), rank, ranks)
         watch.add(self)
@@ -68,16 +69,21 @@ class Group(dist.ProcessGroup):
     ) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
         average = opts.reduceOp == dist.ReduceOp.AVG
-        if self._sums and len(tensors) == 1 and self._sums.takes(tensors[0], opts.reduceOp):
-            call = self.calls.begin(described("all_reduce", tensors))
-            try:
-                call.work = self._sums.start(tensors[0], 1.0 / self.size() if average else 1.0)
-            except JobLost as error:
-                raise dist.DistBackendError(str(error)) from error
-            return call.work
+        if self.sums and len(tensors) == 1 and self.sums.takes(tensors[0], opts.reduceOp):
+            start = functools.partial(self.sums.start, tensors[0], 1.0 / self.size() if average else 1.0)
+            return self.over_servers(described("all_reduce", tensors), start)
         if average:
             return self._mean(tensors, opts)
         return self._over_gloo("allreduce", tensors, opts)
+
+    def over_servers(self, what: str, start: Callable[[], SumWork]) -> SumWork:
+        """A sum that `start` begins. `what`: for messages."""
+        call = self.calls.begin(what, self._limit)
+        try:
+            call.work = work = start()
+        except JobLost as error:
+            raise dist.DistBackendError(str(error)) from error
+        return work
 
     def _mean(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         """gloo has none. That of whole numbers is rounded towards 0, as NCCL's is."""

@@ -22,9 +22,13 @@ from dmltrain.backends.torch.process_group.work import SumWork
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.transport import host
+from dmltrain.kvstore.transport.message.job import Start
 from dmltrain.kvstore.worker.store import DistKVStore
 
 LARGEST, SMALLEST = 1 << 22, 1 << 16  # bytes of a piece; each size is twice the next one
+# The servers are faster than gloo from so many bytes on: where all workers are on one host, and else.
+LEAST_WITHIN, LEAST_BETWEEN = 1 << 20, 1 << 16
 RING_BYTES = 1 << 27  # of the pieces of the largest size
 RING_PLACES = 16  # of every other size
 DTYPES = (torch.float32, torch.float64)
@@ -57,20 +61,29 @@ class Place:
 
 @dataclass
 class Piece:
-    """A part of a tensor on its way. `values` (elements,) is a view into the tensor."""
+    """A part of a tensor on its way. `values` (elements,) is a view into the tensor. `place`: None: the sum comes into
+    the values themselves."""
 
     values: torch.Tensor
-    place: Place
+    place: Place | None
     handle: Handle
     factor: float
     work: SumWork | None  # which ends with this piece
+
+    def land(self, workers: int) -> None:
+        """Wait for the sum, and put it where the values were. Raises JobLost."""
+        self.handle.wait()
+        total = self.handle.values[0] if self.place else self.values.numpy()
+        if self.place:
+            self.place.check(self.values, total, workers)
+        np.multiply(total[: len(self.values)], self.factor, out=self.values.numpy())
 
 
 class SumsOnServers:
     """`start` is called by one thread at a time; another one, of this object, receives what it has started."""
 
     def __init__(self, store: DistKVStore) -> None:
-        self.store = store
+        self.store, self.least = store, least(store.start_message)
         self.bytes = 0  # of the tensors that have been summed
         self._rings: dict[tuple[torch.dtype, int], list[Place]] = {}
         self._used: Counter[tuple[torch.dtype, int]] = Counter()
@@ -85,7 +98,7 @@ class SumsOnServers:
             and tensor.dtype in DTYPES
             and tensor.device.type == "cpu"
             and tensor.is_contiguous()
-            and tensor.numel() * tensor.element_size() >= SMALLEST
+            and tensor.numel() * tensor.element_size() >= self.least
         )
 
     def start(self, tensor: torch.Tensor, factor: float = 1.0) -> SumWork:
@@ -107,6 +120,14 @@ class SumsOnServers:
                 self._pieces.put(Piece(values, place, handle, factor, last))
         return work
 
+    def start_coded(self, key: str, values: torch.Tensor, factor: float) -> SumWork:
+        """As `start`, for float32 values (elements,) that travel as the codec of this key says."""
+        work = SumWork([values])
+        with self._lock:
+            handle = self.store.pushpull(key, values.numpy(), wait=False)
+            self._pieces.put(Piece(values, None, handle, factor, work))
+        return work
+
     def _next_place(self, dtype: torch.dtype, size: int) -> Place:
         """The same one on all workers, which have asked for the same sizes before."""
         ring = self._rings.setdefault((dtype, size), [])
@@ -125,15 +146,18 @@ class SumsOnServers:
             piece = self._pieces.get()
             self.bytes += piece.values.nbytes
             try:
-                piece.handle.wait()
-                total = piece.handle.values[0]
-                piece.place.check(piece.values, total, self.store.num_workers)
-                np.multiply(total[: len(piece.values)], piece.factor, out=piece.values.numpy())
+                piece.land(self.store.num_workers)
             except Exception as caught:  # JobLost: all that is under way has failed
                 error = error or caught
-            piece.place.free.set()
+            if piece.place:
+                piece.place.free.set()
             if piece.work:
                 piece.work.end(error)
+
+
+def least(start: Start) -> int:
+    """The bytes from which on a tensor goes over the servers: the same on all workers, which have the same `start`."""
+    return LEAST_WITHIN if len(host.at_start(start)) == 1 else LEAST_BETWEEN
 
 
 def _parts(size: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Why a collective fails or waits: a lost worker, or different calls on different workers."""
+"""Why a collective fails or waits: a lost worker, different calls on different workers, or none within its limit."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ class Watch:
 
     def _difference(self) -> str:
         try:
-            return next(filter(None, (group.calls.difference() for group in list(self._groups))), "")
+            calls = [group.calls for group in list(self._groups)]
+            return next(filter(None, (found for each in calls for found in (each.difference(), each.overdue()))), "")
         except RuntimeError:  # a group's store has gone with worker 0, or the process ends
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +20,21 @@ class SumWork(dist.Work):
         super().__init__()
         self._tensors = tensors
         self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._ended = threading.Event()
 
     def end(self, error: Exception | None) -> None:
+        self._ended.set()
         if error:
             self._future.set_exception(dist.DistBackendError(str(error)))  # type: ignore[arg-type]
         else:
             self._future.set_result(self._tensors)
 
     def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
+        seconds = timeout.total_seconds()
+        if seconds > 0 and not self._ended.wait(seconds):
+            raise dist.DistBackendError(
+                f"a sum over the servers has not ended within {seconds:g} s, the limit of wait()"
+            )
         self._future.wait()
         return True
 

@@ -77,6 +77,12 @@ class ProcessOptions:
         choice(("auto", "on", "off")),
         "auto",
     )
+    torch_backend: str = option(
+        "dmltrain",
+        "a script of torch.distributed trains over dmltrain's servers: init_process_group() takes the backend "
+        "dmltrain, also where the script names gloo or nccl",
+        choice(("dmltrain",)),
+    )
     wire: str = option(
         "plain|auth|tls",
         "protect the traffic of dmltrain's processes: authenticate control frames (plain, the default), all frames "
