@@ -1,7 +1,7 @@
 """A process that imports a framework once and then forks the processes of jobs: each costs milliseconds instead of
 seconds.
 
-    python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
+    python -m tests.forked_job DESCRIPTOR LISTENING BACKEND [MODULE ...]
 
 It is served over the socket DESCRIPTOR, which keeps messages apart: a request is the JSON object {"command": [program,
 argument, ...], "environment": {...}, "log": path, "folder": path}, with the descriptors that the process inherits, if
@@ -21,6 +21,7 @@ import ctypes
 import fcntl
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -99,7 +100,7 @@ class Forked:
 class Forker:
     """The client's end. `fork` is called by one thread."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, *modules: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.place = PLACE / f"dmltrain-forker-{os.getpid()}-{secrets.token_hex(4)}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
@@ -107,7 +108,7 @@ class Forker:
             listening.bind(str(self.place))
             listening.listen()
             descriptors = [theirs.fileno(), listening.fileno()]
-            command = [sys.executable, "-m", "tests.forked_job", *map(str, descriptors), backend]
+            command = [sys.executable, "-m", "tests.forked_job", *map(str, descriptors), backend, *modules]
             self._process = subprocess.Popen(command, env=environment, pass_fds=descriptors, cwd=ROOT)
         self._forked: dict[int, Forked] = {}
         self._new = threading.Semaphore(0)
@@ -140,9 +141,9 @@ class Forker:
 
 
 @functools.cache
-def forker(backend: str = "torch") -> Forker:
-    """The one of this process that has imported the backend's framework."""
-    made = Forker(backend)
+def forker(backend: str = "torch", *modules: str) -> Forker:
+    """The one of this process that has imported the backend's framework, and these modules."""
+    made = Forker(backend, *modules)
     atexit.register(made.close)
     return made
 
@@ -326,6 +327,8 @@ if __name__ == "__main__":
         from dmltrain.backends.torch import plain_step
 
         plain_step.postpone_compiler()  # which scripts import when they make an optimizer: a second
+    for module in sys.argv[4:]:
+        importlib.import_module(module)
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
     become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])))

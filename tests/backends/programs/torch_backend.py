@@ -123,7 +123,7 @@ def collectives():
 
     def coalesced(group):
         with dist._coalescing_manager(group, async_ops=False):
-            for tensor in (tensors := [random(LARGE, seed=i) for i in range(3)]):
+            for tensor in (tensors := [random(LARGE, seed=i).round() for i in range(3)]):
                 dist.all_reduce(tensor, group=group)
         return tensors
 

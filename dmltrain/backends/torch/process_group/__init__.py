@@ -6,12 +6,14 @@ server waits for the tensors of all workers of the job.
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group.group import Group
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
@@ -31,6 +33,22 @@ def register(connect: Connect) -> None:
     if NAME.upper() not in dist.Backend._plugins:
         make = functools.partial(_group, connect)
         dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])
+        dist.monitored_barrier = c10d.monitored_barrier = _with_monitored_barrier(c10d.monitored_barrier)
+
+
+def _with_monitored_barrier(plain: Callable[..., None]) -> Callable[..., None]:
+    """torch's own function refuses every group that does not call itself gloo."""
+
+    @functools.wraps(plain)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        own = group or dist.group.WORLD
+        if not isinstance(own, Group):
+            return plain(group, timeout, wait_all_ranks)
+        return own.monitored_barrier(
+            datetime.timedelta(seconds=timeout) if isinstance(timeout, float) else timeout, wait_all_ranks
+        )
+
+    return monitored_barrier
 
 
 @dataclass(frozen=True)

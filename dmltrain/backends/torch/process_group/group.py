@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
+from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group.calls import Call, Calls, described
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
@@ -17,11 +18,13 @@ from dmltrain.backends.torch.process_group.work import GlooWork, Works
 from dmltrain.base.errors import JobLost
 
 CPU = torch.device("cpu")
-OPERATIONS = {  # of torch.distributed.ProcessGroup and of gloo -> the function that a script calls
+OPERATIONS = {  # of torch.distributed.ProcessGroup -> the function that a script calls
     "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor",
+    "all_to_all_single": "all_to_all_single",
     "allgather_coalesced": "all_gather_coalesced",
     "allgather_into_tensor_coalesced": "all_gather_into_tensor",
-    "allreduce_coalesced": "all_reduce_coalesced",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
     "barrier": "barrier",
@@ -29,11 +32,18 @@ OPERATIONS = {  # of torch.distributed.ProcessGroup and of gloo -> the function 
     "gather": "gather",
     "reduce": "reduce",
     "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
     "scatter": "scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
 }
-NAMES = {**OPERATIONS, "allreduce": "all_reduce", "allgather": "all_gather"}
+NAMES = {
+    **OPERATIONS,
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+}
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 
 
@@ -54,7 +64,8 @@ class Group(dist.ProcessGroup):
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
         self.gloo._set_sequence_number_for_group()
-        self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self.gloo)
+        self._over = _plain(store, rank, len(ranks), self.gloo, timeout)
+        _register(self, self.gloo)
         self._sums, self._watch = sums, watch
         own: Any = PrefixStore("calls", store)
         self.calls = Calls(own.clone(), rank, ranks)
@@ -67,19 +78,35 @@ class Group(dist.ProcessGroup):
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
-        average = opts.reduceOp == dist.ReduceOp.AVG
-        if self._sums and len(tensors) == 1 and self._sums.takes(tensors[0], opts.reduceOp):
+        if len(tensors) == 1 and self._on_servers(tensors[0], opts.reduceOp):
+            average = opts.reduceOp == dist.ReduceOp.AVG
             call = self.calls.begin(described("all_reduce", tensors))
             try:
                 call.work = self._sums.start(tensors[0], 1.0 / self.size() if average else 1.0)
             except JobLost as error:
                 raise dist.DistBackendError(str(error)) from error
             return call.work
-        if average:  # gloo has no average
+        return self._reduced("allreduce", tensors, opts)
+
+    def allreduce_coalesced(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        if not any(self._on_servers(tensor, opts.reduceOp) for tensor in tensors):
+            return self._reduced("allreduce_coalesced", tensors, opts)
+        each = dist.AllreduceOptions()
+        each.reduceOp = opts.reduceOp
+        return Works([self.allreduce([tensor], each) for tensor in tensors])
+
+    def _on_servers(self, tensor: torch.Tensor, operation: Any) -> bool:
+        return self._sums is not None and self._sums.takes(tensor, operation)
+
+    def _reduced(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        if opts.reduceOp == dist.ReduceOp.AVG:  # gloo has none
             opts.reduceOp = dist.ReduceOp.SUM
             for tensor in tensors:
                 tensor.div_(self.size())
-        return self._over_gloo("allreduce", tensors, opts)
+        return self._over_gloo(name, tensors, opts)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -88,6 +115,15 @@ class Group(dist.ProcessGroup):
             return self._over_gloo("allgather", outputs, inputs, opts or AllgatherOptions())
         outputs[0][self.rank()].copy_(inputs[0])  # gloo gathers equal shapes only
         return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
+
+    def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        self._explained(self._over.monitored_barrier, timeout or self.gloo.options._timeout, wait_all_ranks)
+
+    def abort(self) -> None:
+        """What waits in this group fails; in a group with sums also everything of the job that waits for a server."""
+        self.gloo.abort()
+        if self._sums:
+            self._sums.store.lose(f"worker {self.rank()} has aborted its process group")
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> dist.Work:
         options = dist.BroadcastOptions()
@@ -99,13 +135,31 @@ class Group(dist.ProcessGroup):
         return self._guarded(call, name, *arguments, **options)
 
     def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:
-        try:
-            work = GlooWork(getattr(self.gloo, name)(*arguments, **options), self._watch.explained)
-        except RuntimeError as error:  # wrong arguments, or gloo has been ended because of the reason
-            raise (dist.DistBackendError(self._watch.reason) if self._watch.reason else error) from error
+        work = GlooWork(self._explained(getattr(self._over, name), *arguments, **options), self._watch.explained)
         if call:
             call.work = work
         return work
+
+    def _explained(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return operation(*arguments, **options)
+        except RuntimeError as error:  # wrong arguments, or gloo has been ended because of the reason
+            raise (dist.DistBackendError(self._watch.reason) if self._watch.reason else error) from error
+
+
+def _plain(store: Store, rank: int, size: int, gloo: Any, timeout: datetime.timedelta) -> dist.ProcessGroup:
+    """A group with this backend alone, which has torch's checks if TORCH_DISTRIBUTED_DEBUG is DETAIL."""
+    make: Any = dist.ProcessGroup
+    group: dist.ProcessGroup = make(store, rank, size)
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        gloo = c10d._create_process_group_wrapper(gloo, "dmltrain", store, rank, size, timeout)
+    _register(group, gloo)
+    return group
+
+
+def _register(group: dist.ProcessGroup, gloo: Any) -> None:
+    group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
 
 def _options(address: str, timeout: datetime.timedelta) -> Any:
