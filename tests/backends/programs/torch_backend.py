@@ -8,6 +8,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional_collectives
+from torch.distributed import distributed_c10d
 
 import dmltrain.torch  # noqa: F401 (a server's process ends here)
 from dmltrain.backends.torch import process_group
@@ -127,6 +129,11 @@ def collectives():
                 dist.all_reduce(tensor, group=group)
         return tensors
 
+    def functional(group):
+        group = group or dist.group.WORLD
+        gathered = functional_collectives.all_gather_tensor(random(LARGE), 0, group)
+        return [gathered, functional_collectives.all_reduce(random(LARGE).round(), "sum", group)]
+
     def points(group):
         tensor = random(LARGE)
         if rank == 0:
@@ -137,7 +144,7 @@ def collectives():
 
     for make in (
         *(broadcast, reduce, all_gather, into_tensor, gather, scatter, reduce_scatter, scattered_tensor, all_to_all),
-        *(single, uneven, objects, coalesced, points),
+        *(single, uneven, objects, coalesced, functional, points),
     ):
         same(make.__name__, make)
     say(wrong=wrong)
@@ -209,6 +216,10 @@ def fault(kind):
         dist.all_reduce(torch.zeros(3 * LARGE if rank == 1 else LARGE))
     elif kind == "another size in the same pieces":
         dist.all_reduce(torch.zeros(LARGE - rank))
+    elif kind == "another size over gloo":
+        dist.all_reduce(torch.zeros(10 + rank))
+    elif kind == "aborted":
+        distributed_c10d._abort_process_group() if rank == 1 else dist.all_reduce(tensor)
     elif kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else dist.barrier()
     elif kind == "stopped":
@@ -225,6 +236,7 @@ def begin(file, shift=0):
 
 if __name__ == "__main__":
     function, file, *words = sys.argv[1:]
+    dist.set_debug_level_from_env()  # which torch reads when it is imported, before this process was forked
     if function == "contradicts":
         begin(file, shift=1)
     begin(file)

@@ -64,7 +64,7 @@ class Group(dist.ProcessGroup):
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
         self.gloo._set_sequence_number_for_group()
-        self._over = _plain(store, rank, len(ranks), self.gloo, timeout)
+        self._over: Any = _plain(store, rank, len(ranks), self.gloo, timeout)
         _register(self, self.gloo)
         self._sums, self._watch = sums, watch
         own: Any = PrefixStore("calls", store)
@@ -78,7 +78,7 @@ class Group(dist.ProcessGroup):
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
-        if len(tensors) == 1 and self._on_servers(tensors[0], opts.reduceOp):
+        if self._sums and len(tensors) == 1 and self._sums.takes(tensors[0], opts.reduceOp):
             average = opts.reduceOp == dist.ReduceOp.AVG
             call = self.calls.begin(described("all_reduce", tensors))
             try:
@@ -88,18 +88,13 @@ class Group(dist.ProcessGroup):
             return call.work
         return self._reduced("allreduce", tensors, opts)
 
-    def allreduce_coalesced(  # type: ignore[override]
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         opts = opts or dist.AllreduceCoalescedOptions()
-        if not any(self._on_servers(tensor, opts.reduceOp) for tensor in tensors):
+        if not (self._sums and any(self._sums.takes(tensor, opts.reduceOp) for tensor in tensors)):
             return self._reduced("allreduce_coalesced", tensors, opts)
         each = dist.AllreduceOptions()
         each.reduceOp = opts.reduceOp
         return Works([self.allreduce([tensor], each) for tensor in tensors])
-
-    def _on_servers(self, tensor: torch.Tensor, operation: Any) -> bool:
-        return self._sums is not None and self._sums.takes(tensor, operation)
 
     def _reduced(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         if opts.reduceOp == dist.ReduceOp.AVG:  # gloo has none
@@ -117,7 +112,8 @@ class Group(dist.ProcessGroup):
         return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        self._explained(self._over.monitored_barrier, timeout or self.gloo.options._timeout, wait_all_ranks)
+        limit = self.gloo.options._timeout if timeout is None else timeout
+        self._explained(self._over.monitored_barrier, limit, wait_all_ranks)
 
     def abort(self) -> None:
         """What waits in this group fails; in a group with sums also everything of the job that waits for a server."""
@@ -151,7 +147,7 @@ def _plain(store: Store, rank: int, size: int, gloo: Any, timeout: datetime.time
     """A group with this backend alone, which has torch's checks if TORCH_DISTRIBUTED_DEBUG is DETAIL."""
     make: Any = dist.ProcessGroup
     group: dist.ProcessGroup = make(store, rank, size)
-    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+    if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         gloo = c10d._create_process_group_wrapper(gloo, "dmltrain", store, rank, size, timeout)
     _register(group, gloo)
     return group
