@@ -81,6 +81,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
+            "expecttest>=0.3",
             "types-paramiko",
             "types-psutil",
             "types-PyYAML",

@@ -95,8 +95,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 # The tests of each share what takes long to make: trials side by side, clusters, results of MXNet, a browser,
-# completion scripts.
+# completion scripts, PyTorch's own tests.
 TOGETHER = (
+    "tests/backends/test_torch_peers.py",
     "tests/cluster/test_kubernetes.py",
     "tests/cluster/test_ray.py",
     "tests/cluster/test_slurm.py",

@@ -1,7 +1,7 @@
 """A process that imports a framework once and then forks the processes of jobs: each costs milliseconds instead of
 seconds.
 
-    python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
+    python -m tests.forked_job DESCRIPTOR LISTENING BACKEND [MODULE ...]
 
 BACKEND is a framework's name, or PLAIN: then it has imported NumPy, the key-value store and the launcher; or
 KUBERNETES: also the client of Kubernetes; or RAY: also Ray, and its launchers fork their drivers.
@@ -111,7 +111,7 @@ class Forked:
 class Forker:
     """The client's end. `fork` is called by one thread."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, *modules: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.place = PLACE / f"dmltrain-forker-{os.getpid()}-{secrets.token_hex(4)}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
@@ -119,7 +119,7 @@ class Forker:
             listening.bind(str(self.place))
             listening.listen()
             descriptors = [theirs.fileno(), listening.fileno()]
-            command = [sys.executable, "-m", "tests.forked_job", *map(str, descriptors), backend]
+            command = [sys.executable, "-m", "tests.forked_job", *map(str, descriptors), backend, *modules]
             self._process = subprocess.Popen(command, env=environment, pass_fds=descriptors, cwd=ROOT)
         self._forked: dict[int, Forked] = {}
         self._new = threading.Semaphore(0)
@@ -152,9 +152,9 @@ class Forker:
 
 
 @functools.cache
-def forker(backend: str = "torch") -> Forker:
-    """The one of this process that has imported the backend's framework."""
-    made = Forker(backend)
+def forker(backend: str = "torch", *modules: str) -> Forker:
+    """The one of this process that has imported the backend's framework, and these modules."""
+    made = Forker(backend, *modules)
     atexit.register(made.close)
     return made
 
@@ -386,6 +386,8 @@ if __name__ == "__main__":
         from tests.device import fake_cuda
 
         run = fake_cuda.run
+    for module in sys.argv[4:]:
+        importlib.import_module(module)
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
     become(serve(*sockets), run)

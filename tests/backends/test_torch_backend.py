@@ -76,6 +76,8 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
         ("another collective", ["broadcast of float32 (7,) (", "all_reduce of float32 (40000,) ("]),
         ("another size", ["declares key"]),
         ("another size in the same pieces", ["different sizes"]),
+        ("another size over gloo", ["Detected mismatch between collectives"]),
+        ("aborted", ["worker 1 has aborted its process group"]),
         ("killed", ["worker 1", "lost"]),
         ("stopped", ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", ["worker 1", "missed heartbeats"]),
@@ -83,7 +85,8 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
     ],
 )
 def test_a_fault_is_named_by_the_collective_that_waits(run, kind, said):
-    job = run("fault", kind, env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "4"})
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if kind == "another size over gloo" else {}  # else gloo ends it
+    job = run("fault", kind, env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "4", **detail})
     wait_for(lambda: job.processes["worker-0"].poll() is not None, "the end of worker 0")
     assert job.processes["worker-0"].poll() != 0
     assert all(words in job.output("worker-0") for words in said), job.output("worker-0")

@@ -9,6 +9,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional_collectives
+from torch.distributed import distributed_c10d
 
 import dmltrain.torch  # a server's process ends here
 from dmltrain.backends.torch import process_group
@@ -124,9 +126,14 @@ def collectives():
 
     def coalesced(group):
         with dist._coalescing_manager(group, async_ops=False):
-            for tensor in (tensors := [random(LARGE, seed=i) for i in range(3)]):
+            for tensor in (tensors := [random(LARGE, seed=i).round() for i in range(3)]):
                 dist.all_reduce(tensor, group=group)
         return tensors
+
+    def functional(group):
+        group = group or dist.group.WORLD
+        gathered = functional_collectives.all_gather_tensor(random(LARGE), 0, group)
+        return [gathered, functional_collectives.all_reduce(random(LARGE).round(), "sum", group)]
 
     def points(group):
         tensor = random(LARGE)
@@ -138,7 +145,7 @@ def collectives():
 
     for make in (
         *(broadcast, reduce, all_gather, into_tensor, gather, scatter, reduce_scatter, scattered_tensor, all_to_all),
-        *(single, uneven, objects, coalesced, points),
+        *(single, uneven, objects, coalesced, functional, points),
     ):
         same(make.__name__, make)
     say(wrong=wrong)
@@ -210,6 +217,10 @@ def fault(kind):
         dist.all_reduce(torch.zeros(3 * LARGE if rank == 1 else LARGE))
     elif kind == "another size in the same pieces":
         dist.all_reduce(torch.zeros(LARGE - rank))
+    elif kind == "another size over gloo":
+        dist.all_reduce(torch.zeros(10 + rank))
+    elif kind == "aborted":
+        distributed_c10d._abort_process_group() if rank == 1 else dist.all_reduce(tensor)
     elif kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else dist.barrier()
     elif kind == "stopped":
@@ -236,6 +247,7 @@ def begin(file, shift=0, backend="dmltrain", **more):
 
 if __name__ == "__main__":
     function, file, *words = sys.argv[1:]
+    dist.set_debug_level_from_env()  # which torch reads when it is imported, before this process was forked
     if function == "contradicts":
         begin(file, shift=1)
     begin(file, backend="gloo" if words == ["over gloo"] else "dmltrain")

@@ -7,6 +7,7 @@ server waits for the tensors of all workers of the job.
 from __future__ import annotations
 
 import atexit
+import datetime
 import functools
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group import beside
 from dmltrain.backends.torch.process_group.group import Group
@@ -38,6 +40,22 @@ def register(connect: Connect) -> None:
         environment = env.read()
         if environment.launched and environment.num_servers and not environment.index:
             atexit.register(_say_if_unused)
+        dist.monitored_barrier = c10d.monitored_barrier = _with_monitored_barrier(c10d.monitored_barrier)
+
+
+def _with_monitored_barrier(plain: Callable[..., None]) -> Callable[..., None]:
+    """torch's own function refuses every group that does not call itself gloo."""
+
+    @functools.wraps(plain)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        own = group or dist.group.WORLD
+        if not isinstance(own, Group):
+            return plain(group, timeout, wait_all_ranks)
+        return own.monitored_barrier(
+            datetime.timedelta(seconds=timeout) if isinstance(timeout, float) else timeout, wait_all_ranks
+        )
+
+    return monitored_barrier
 
 
 def begin() -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
+from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group.calls import Call, Calls, described
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
@@ -18,11 +19,13 @@ from dmltrain.backends.torch.process_group.work import GlooWork, SumWork, Works
 from dmltrain.base.errors import JobLost
 
 CPU = torch.device("cpu")
-OPERATIONS = {  # of torch.distributed.ProcessGroup and of gloo -> the function that a script calls
+OPERATIONS = {  # of torch.distributed.ProcessGroup -> the function that a script calls
     "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor",
+    "all_to_all_single": "all_to_all_single",
     "allgather_coalesced": "all_gather_coalesced",
     "allgather_into_tensor_coalesced": "all_gather_into_tensor",
-    "allreduce_coalesced": "all_reduce_coalesced",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
     "barrier": "barrier",
@@ -30,11 +33,18 @@ OPERATIONS = {  # of torch.distributed.ProcessGroup and of gloo -> the function 
     "gather": "gather",
     "reduce": "reduce",
     "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
     "scatter": "scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
 }
-NAMES = {**OPERATIONS, "allreduce": "all_reduce", "allgather": "all_gather"}
+NAMES = {
+    **OPERATIONS,
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+}
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 
 
@@ -55,7 +65,8 @@ class Group(dist.ProcessGroup):
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
         self.gloo._set_sequence_number_for_group()
-        self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self.gloo)
+        self._over: Any = _plain(store, rank, len(ranks), self.gloo, timeout)
+        _register(self, self.gloo)
         self.sums, self._watch, self._limit = sums, watch, timeout.total_seconds()
         own: Any = PrefixStore("calls", store)
         self.calls = Calls(own.clone(), rank, ranks)
@@ -68,13 +79,34 @@ class Group(dist.ProcessGroup):
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
-        average = opts.reduceOp == dist.ReduceOp.AVG
         if self.sums and len(tensors) == 1 and self.sums.takes(tensors[0], opts.reduceOp):
+            average = opts.reduceOp == dist.ReduceOp.AVG
             start = functools.partial(self.sums.start, tensors[0], 1.0 / self.size() if average else 1.0)
             return self.over_servers(described("all_reduce", tensors), start)
-        if average:
-            return self._mean(tensors, opts)
-        return self._over_gloo("allreduce", tensors, opts)
+        return self._reduced("allreduce", tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        if not (self.sums and any(self.sums.takes(tensor, opts.reduceOp) for tensor in tensors)):
+            return self._reduced("allreduce_coalesced", tensors, opts)
+        each = dist.AllreduceOptions()
+        each.reduceOp = opts.reduceOp
+        return Works([self.allreduce([tensor], each) for tensor in tensors])
+
+    def _reduced(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        """gloo has no mean. That of whole numbers is rounded towards 0, as NCCL's is."""
+        if opts.reduceOp != dist.ReduceOp.AVG:
+            return self._over_gloo(name, tensors, opts)
+        opts.reduceOp = dist.ReduceOp.SUM
+        whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
+        for tensor in tensors if not whole else []:
+            tensor.div_(self.size())
+        work = self._over_gloo(name, tensors, opts)
+        if whole:
+            work.wait()
+        for tensor in whole:
+            tensor.div_(self.size(), rounding_mode="trunc")
+        return work
 
     def over_servers(self, what: str, start: Callable[[], SumWork]) -> SumWork:
         """A sum that `start` begins. `what`: for messages."""
@@ -85,19 +117,6 @@ class Group(dist.ProcessGroup):
             raise dist.DistBackendError(str(error)) from error
         return work
 
-    def _mean(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        """gloo has none. That of whole numbers is rounded towards 0, as NCCL's is."""
-        opts.reduceOp = dist.ReduceOp.SUM
-        whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
-        for tensor in tensors if not whole else []:
-            tensor.div_(self.size())
-        work = self._over_gloo("allreduce", tensors, opts)
-        if whole:
-            work.wait()
-        for tensor in whole:
-            tensor.div_(self.size(), rounding_mode="trunc")
-        return work
-
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
@@ -105,6 +124,16 @@ class Group(dist.ProcessGroup):
             return self._over_gloo("allgather", outputs, inputs, opts or AllgatherOptions())
         outputs[0][self.rank()].copy_(inputs[0])  # gloo gathers equal shapes only
         return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
+
+    def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        limit = self.gloo.options._timeout if timeout is None else timeout
+        self._explained(self._over.monitored_barrier, limit, wait_all_ranks)
+
+    def abort(self) -> None:
+        """What waits in this group fails; in a group with sums also everything of the job that waits for a server."""
+        self.gloo.abort()
+        if self.sums:
+            self.sums.store.lose(f"worker {self.rank()} has aborted its process group")
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> dist.Work:
         options = dist.BroadcastOptions()
@@ -116,13 +145,31 @@ class Group(dist.ProcessGroup):
         return self._guarded(call, name, *arguments, **options)
 
     def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:
-        try:
-            work = GlooWork(getattr(self.gloo, name)(*arguments, **options), self._watch.explained)
-        except RuntimeError as error:  # wrong arguments, or gloo has been ended because of the reason
-            raise (dist.DistBackendError(self._watch.reason) if self._watch.reason else error) from error
+        work = GlooWork(self._explained(getattr(self._over, name), *arguments, **options), self._watch.explained)
         if call:
             call.work = work
         return work
+
+    def _explained(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return operation(*arguments, **options)
+        except RuntimeError as error:  # wrong arguments, or gloo has been ended because of the reason
+            raise (dist.DistBackendError(self._watch.reason) if self._watch.reason else error) from error
+
+
+def _plain(store: Store, rank: int, size: int, gloo: Any, timeout: datetime.timedelta) -> dist.ProcessGroup:
+    """A group with this backend alone, which has torch's checks if TORCH_DISTRIBUTED_DEBUG is DETAIL."""
+    make: Any = dist.ProcessGroup
+    group: dist.ProcessGroup = make(store, rank, size)
+    if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+        gloo = c10d._create_process_group_wrapper(gloo, "dmltrain", store, rank, size, timeout)
+    _register(group, gloo)
+    return group
+
+
+def _register(group: dist.ProcessGroup, gloo: Any) -> None:
+    group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
 
 def _options(address: str, timeout: datetime.timedelta) -> Any:

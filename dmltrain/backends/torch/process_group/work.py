@@ -11,6 +11,11 @@ import torch
 import torch.distributed as dist
 
 NO_LIMIT = datetime.timedelta(0)
+# What torch.distributed.Work has itself, so that the operation of gloo has to be asked by name.
+OF_GLOO = (
+    *("is_completed", "is_success", "exception", "result", "synchronize", "block_current_stream"),
+    *("get_future", "get_future_result", "source_rank", "_source_rank", "_get_op_type", "_get_duration"),
+)
 
 
 class SumWork(dist.Work):
@@ -74,26 +79,16 @@ class GlooWork(dist.Work):
         except RuntimeError as error:
             raise self._explained(error) from error
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
 
-    def get_future(self) -> Any:
-        return self._work.get_future()
+def _of_gloo(name: str) -> Callable[..., Any]:
+    def method(self: GlooWork, *arguments: Any) -> Any:
+        return getattr(self._work, name)(*arguments)
 
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+    return method
 
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
 
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def result(self) -> Any:
-        return self._work.result()
-
-    def synchronize(self) -> None:
-        self._work.synchronize()
+for _name in OF_GLOO:
+    setattr(GlooWork, _name, _of_gloo(_name))
 
 
 class Works(dist.Work):
