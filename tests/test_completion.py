@@ -38,19 +38,6 @@ ENTRY = {
 }
 VERBS_HERE = ["audit", "check", "completion", "data", "doctor", "experiment", "job", "launch", "mute", "parse"]
 VERBS_HERE += ["report", "zoom"]
-    "audit",
-    "check",
-    "completion",
-    "data",
-    "doctor",
-    "experiment",
-    "job",
-    "launch",
-    "mute",
-    "parse",
-    "report",
-    "zoom",
-]
 PLUGIN = """#!/bin/sh
 [ "$1" = --help ] || { echo "$*" > said; exit; }
 echo 'usage: dmltrain-zoom [options] PICTURE'
