@@ -1,6 +1,7 @@
 """Where tests sleep or have a limit below 60 s, and why that is right there (tests/test_waits.py)."""
 
 REASONS = {
+    "backends/programs/torch_backend.py:fault": "what is tested is that this limit of a group passes",
     "backends/everyday/run.py:Run.pause": "a worker is late at random, and any order of the workers is right",
     "backends/programs/mxnet_store.py:endless": "the program takes its steps at this pace until it is ended",
     "backends/programs/mxnet_store.py:idle": "the program pulls at this pace until it is ended",

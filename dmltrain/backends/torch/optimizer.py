@@ -1,4 +1,4 @@
-"""The optimizers in PyTorch, as the table of optimizers describes them."""
+"""The optimizers in PyTorch, as the table of optimizers describes them, and what their exchange of gradients is told."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.backend import Settings, decayed
+from dmltrain.backends.backend import Settings, batches_of_a_step, decayed, samples_of_a_step
 from dmltrain.backends.torch import devices, plain_step
+from dmltrain.kvstore import codec
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Network
 
 # Class name in lower case -> row; also torch.optim's classes that scripts use.
@@ -116,3 +118,19 @@ def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
                 like = parameter if value.shape == parameter.shape else value
                 laid_out = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False)
                 state[name] = laid_out.copy_(value)
+
+
+def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
+    """The parameters of gradient compression. Gradients are means over samples_of_a_step, so --gc-threshold is divided,
+    too; in an elastic job by the workers at its start, so that it stays when members change."""
+    parameter = next((row.parameter for row in codec.TABLE if row.name == settings.gc_type), None)
+    value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
+    if parameter is None or value is None:
+        return {"type": settings.gc_type}
+    divisor = samples_of_a_step(settings, store) if parameter.of_gradients else 1
+    return {"type": settings.gc_type, parameter.name: value / divisor}
+
+
+def factor_rows(settings: Settings, store: KVStore) -> int:
+    """The number of samples of a worker's step if dense layers may send factors, else 0."""
+    return 0 if settings.factors == "off" else settings.batch_size * batches_of_a_step(settings, store.num_workers)

@@ -17,9 +17,8 @@ from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.replicas import TrainerOfReplicas
 from dmltrain.backends.torch import devices, distributed
 from dmltrain.backends.torch import state as torch_state
-from dmltrain.backends.torch.exchange import compression, factor_rows
 from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
-from dmltrain.backends.torch.optimizer import make_optimizer, set_rate
+from dmltrain.backends.torch.optimizer import compression, factor_rows, make_optimizer, set_rate
 from dmltrain.backends.torch.recipe import Clipping
 from dmltrain.backends.torch.replicas import TorchReplicas
 from dmltrain.backends.torch.training_state import FACTORED, TrainingState
