@@ -1,4 +1,4 @@
-"""The optimizers in PyTorch, as the table of optimizers describes them, and what their exchange of gradients is told."""
+"""The optimizers in PyTorch, as their table describes them, and what the exchange of gradients is told of the settings."""
 
 from __future__ import annotations
 
