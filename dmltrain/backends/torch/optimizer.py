@@ -1,4 +1,4 @@
-"""The optimizers in PyTorch, as their table describes them, and what the exchange of gradients is told of the settings."""
+"""The optimizers in PyTorch, as their table describes them, and what the settings say of the exchange of gradients."""
 
 from __future__ import annotations
 
