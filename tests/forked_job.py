@@ -123,6 +123,7 @@ class Forker:
             self._process = subprocess.Popen(command, env=environment, pass_fds=descriptors, cwd=ROOT)
         self._forked: dict[int, Forked] = {}
         self._new = threading.Semaphore(0)
+        self._ended = False
         self._newest: Forked
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -132,7 +133,7 @@ class Forker:
         log.touch()  # the process may open it later than somebody looks
         request = {"command": command, "environment": environment, "log": str(log), "folder": str(folder)}
         socket.send_fds(self._socket, [json.dumps(request).encode()], list(inherited))
-        assert self._new.acquire(timeout=240.0), "the forking process does not answer"
+        assert self._new.acquire(timeout=240.0) and not self._ended, "the forking process does not answer"
         return self._newest
 
     def close(self) -> None:
@@ -141,14 +142,18 @@ class Forker:
         self._process.wait()
 
     def _read(self) -> None:
-        while answer := self._socket.recv(LARGEST):
-            pid, *code = json.loads(answer)
-            if code:
-                if pid in self._forked:  # the others were asked for over the listening socket
-                    self._forked.pop(pid).end(*code)
-                continue
+        with contextlib.suppress(ConnectionResetError):  # it has failed
+            while answer := self._socket.recv(LARGEST):
+                self._take(*json.loads(answer))
+        self._ended = True
+        self._new.release()
+
+    def _take(self, pid: int, code: int | None = None) -> None:
+        if code is None:
             self._newest = self._forked[pid] = Forked(pid)
             self._new.release()
+        elif pid in self._forked:  # the others were asked for over the listening socket
+            self._forked.pop(pid).end(code)
 
 
 @functools.cache
@@ -365,10 +370,9 @@ def import_framework(backend: str) -> None:
         backend = "torch"
     BACKENDS[backend].load()
     # What the programs import later: a twentieth of their time.
-    import dmltrain.train.hardware  # noqa: F401
-
     import dmltrain.api.create  # noqa: F401
     import dmltrain.kvstore.worker.store  # noqa: F401
+    import dmltrain.usage.hardware  # noqa: F401
 
     if backend == "torch":
         from dmltrain.backends.torch import plain_step
