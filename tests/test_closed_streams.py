@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import dmltrain
 from tests.copied_tree import search_path
 from tests.image_records import jpeg
 
@@ -24,6 +25,7 @@ PROGRAMS = {  # of setup.py, and one that trains; what they are given, and a fil
     "dmltrain_launch.commands.doctor:main": "",
     "dmltrain.report.cli:main": "logs",
     "dmltrain.report.page.cli:main": "logs -o page.html -> page.html",
+    "dmltrain.audit.cli:main": "audit",
     "dmltrain.data_command.cli:main": "partition images --parts 1 --out parts --seed 1 -> parts",
     "dmltrain.experiment.cli:main": f"{EXPERIMENT} --dry-run",
     "dmltrain.fit:main": "--dataset digits --network mlp --num-epochs 1 --model-prefix m/net -> m",
@@ -38,6 +40,7 @@ def folder(tmp_path_factory):
     for number, name in enumerate("ab"):
         (made / "images" / name).mkdir(parents=True)
         (made / "images" / name / "1.jpg").write_bytes(jpeg(number, 0))
+    assert [*dmltrain.audited(range(4), made / "audit", samples=4)] == [*range(4)]
     return made
 
 

@@ -94,7 +94,6 @@ def worker(monkeypatch):
 @pytest.mark.parametrize(
     "given, named",
     [
-        (of("dist_local"), "kvstore='dist_local'"),
         (of("dist_async", balance=True), "balance=True"),
         (of("dist_ssp", batch="per-worker"), "batch='per-worker'"),
         (of("local"), "kvstore='local'"),

@@ -1,6 +1,7 @@
 """The torch trainer against plain torch: steps, seeds, layouts, precision, the loss scale, state."""
 
 import copy
+import importlib
 import math
 import shutil
 import warnings
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.torch import devices, exchange
+from dmltrain.backends.torch import devices, optimizer
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
@@ -223,7 +224,7 @@ def test_metrics_are_summed_in_double_precision():
 )
 def test_a_threshold_is_of_the_sum_over_a_steps_samples(line, kind, expected):
     settings = parse(f"--kv-store {kind} --batch-size 10 {line}".split())
-    assert exchange.compression(settings, ServedStore(kind)) == expected
+    assert optimizer.compression(settings, ServedStore(kind)) == expected
 
 
 # -- layouts and precision --------------------------------------------------------------------------------------------
@@ -320,6 +321,7 @@ def test_the_optimizer_runs_in_the_requested_place(kind, asked, on_servers):
 
 
 def test_a_missing_compiler_is_a_user_error(monkeypatch):
+    importlib.import_module("torch._inductor.config")  # which reads the variable once
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     torch.compiler.reset()
     made = make(line="--compile")

@@ -372,8 +372,9 @@ def test_gradients_that_are_kept_can_be_pushed_again(name):
 
 def stepped(store, default, **choices):
     """The weights after a step, where the script makes tensors on the `default` device (of its thread)."""
-    torch.manual_seed(1)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), torch.ones(4, 3).cumsum(0)
+    for parameter in model.parameters():  # torch's random numbers are those of all threads
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
     torch.set_default_device(default)
     try:

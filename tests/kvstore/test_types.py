@@ -328,7 +328,7 @@ def test_an_invalid_bound_is_explained(name, given, message):
         ("dist_sync", True, True, True, True, True, True),
         ("dist_async", False, True, False, False, False, True),
         ("dist_ssp", False, True, False, False, False, True),
-        ("dist_local", True, False, True, False, False, False),
+        ("dist_local", True, False, True, False, False, True),
     ],
 )
 def test_where_the_optimizer_runs_and_what_is_common(name, on_workers, on_servers, sums, together, factors, elastic):

@@ -176,17 +176,17 @@ def test_the_format_rises_with_what_is_pickled():
     """If this fails, a launcher cannot read an earlier one's journal: raise FORMAT, and write the new sum here."""
     found = pickled(Entry, pickled(Beginning, {}))
     assert len(found) > 30
-    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (4, 4052785068)
+    assert (journal.FORMAT, zlib.crc32(json.dumps(found, sort_keys=True).encode())) == (5, 3845297319)
 
 
 def test_of_another_format(written):
     content = (written / JOURNAL).read_bytes()
-    (written / JOURNAL).write_bytes(content.replace(b'"format": 4', b'"format": 3', 1))
-    with pytest.raises(LaunchError, match="has format 3, expected 4"):
+    (written / JOURNAL).write_bytes(content.replace(b'"format": 5', b'"format": 4', 1))
+    with pytest.raises(LaunchError, match="has format 4, expected 5"):
         journal.read(written, "1.0")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 4, "dmltrain": "1.0"}\n'])
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 5, "dmltrain": "1.0"}\n'])
 def test_what_is_not_a_journal(tmp_path, content):
     (tmp_path / JOURNAL).write_bytes(content)
     with pytest.raises(LaunchError, match="is not the journal of a launcher"):

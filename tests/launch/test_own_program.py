@@ -25,6 +25,10 @@ STARTS = {  # file -> options of Python or of a shell in it: all that could impo
     "launch/dmltrain_launch/clusters/yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone
     "launch/dmltrain_launch/clusters/kubernetes/manifest.py": ["-c", "-c"],  # of a shell
     "launch/dmltrain_launch/own_program.py": ["-c"],
+    "launch/dmltrain_launch/commands/doctor.py": ["-c"],  # in the folder /
+    "launch/dmltrain_launch/job/task.py": ["-m"],  # of a training program, which may import from its own folder
+    "dmltrain/backends/torch/process_group/beside.py": ["-c"],  # removes the folder
+    "dmltrain/torch/__main__.py": ["-m"],  # in the text that says how it is used
 }
 HOSTILE = "import os; open(os.environ['RAN'], 'a').write(__name__ + '\\n')\n"
 

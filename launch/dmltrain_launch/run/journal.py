@@ -33,7 +33,7 @@ from dmltrain_launch.job.options import Options
 from dmltrain_launch.run.supervisor.event import Event
 from dmltrain_launch.terminal.log_folder import JOURNAL, Retry, never_retry
 
-FORMAT = 4  # it rises when a class that is pickled here moves, or gets another name or other fields
+FORMAT = 5  # it rises when a class that is pickled here moves, or gets another name or other fields
 KEPT = "launcher.kept"
 HEAD = struct.Struct("!II")  # length and CRC-32 of what follows
 ROW = struct.Struct("!QQ")  # number of a frame, bytes of the log

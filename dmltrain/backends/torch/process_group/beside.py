@@ -31,7 +31,8 @@ from dmltrain.kvstore.transport import host, link
 
 SECONDS = 10
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-PROGRAM = f"import signal; signal.signal(signal.SIGTERM, lambda *_: signal.alarm({SECONDS})); import dmltrain.torch"
+PROGRAM = "import sys; sys.path.remove(''); "  # the current folder, which -c begins with
+PROGRAM += f"import signal; signal.signal(signal.SIGTERM, lambda *_: signal.alarm({SECONDS})); import dmltrain.torch"
 LOCAL = "127.0.0.1"
 
 _libc = ctypes.CDLL(None, use_errno=True)
