@@ -35,6 +35,7 @@ def accelerate(module):
     before = digest(model)
     for parameter in model.parameters():
         parameter.data.zero_()
+    accelerator.wait_for_everyone()  # until worker 0 has written all of it
     accelerator.load_state("checkpoint")
     return {"weights": before, "restored": digest(model) == before, "dealt": accelerator.num_processes}
 
