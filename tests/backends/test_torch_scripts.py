@@ -67,7 +67,8 @@ def test_losses_are_those_over_gloo_and_no_line_is_changed(start_forked, tmp_pat
 def test_servers_run_beside_the_workers_of_another_launcher_and_end_with_them(tmp_path, killed, codes):
     found, outputs = run_alone(tmp_path, ALONE, killed)
     assert found == codes, outputs
-    assert all("sum 2.0 True" in each for each in outputs), "it has gone over the servers"
+    summed = outputs if killed is None else [outputs[killed]]  # the other one may not have got the sum before
+    assert all("sum 2.0 True" in each for each in summed), "it has gone over the servers"
     if killed is not None:
         assert "DistBackendError" in outputs[1 - killed] and f"worker {killed}" in outputs[1 - killed], outputs
 
