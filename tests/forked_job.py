@@ -359,15 +359,17 @@ def import_launcher(backend: str, place: str) -> None:
         hosts.own_program = lambda python, module: [python, "-IS", str(PROGRAM), place, str(RAY_DRIVER)]
 
 
-def import_framework(backend: str) -> None:
+def import_framework(backend: str) -> Callable:
+    """Returns what runs a program."""
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
+    run: Callable = runpy.run_path
     if backend == FAKE_CUDA:
         from tests.device import fake_cuda
 
         fake_cuda.install()
-        backend = "torch"
+        backend, run = "torch", fake_cuda.run
     BACKENDS[backend].load()
     # What the programs import later: a twentieth of their time.
     import dmltrain.api.create  # noqa: F401
@@ -378,6 +380,7 @@ def import_framework(backend: str) -> None:
         from dmltrain.backends.torch import plain_step
 
         plain_step.postpone_compiler()  # which scripts import when they make an optimizer: a second
+    return run
 
 
 if __name__ == "__main__":
@@ -385,11 +388,7 @@ if __name__ == "__main__":
     if sys.argv[3] in (PLAIN, KUBERNETES, RAY):
         import_launcher(sys.argv[3], sockets[1].getsockname())
     else:
-        import_framework(sys.argv[3])
-    if sys.argv[3] == FAKE_CUDA:
-        from tests.device import fake_cuda
-
-        run = fake_cuda.run
+        run = import_framework(sys.argv[3])
     for module in sys.argv[4:]:
         importlib.import_module(module)
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end

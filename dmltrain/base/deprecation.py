@@ -6,7 +6,7 @@ KEPT = 2  # minor versions that have both
 
 
 def deprecated(old: str, new: str, since: str, level: int = 1) -> None:
-    """Warn whoever uses `old`, a name or an option, that `new` replaces it.
+    """Warn the user of `old`, a name or an option, that `new` replaces it.
 
     `since`: the version that warns first, such as "0.5". `level`: how many calls above the caller the user's line is.
     A FutureWarning, because Python hides a DeprecationWarning from users of programs.

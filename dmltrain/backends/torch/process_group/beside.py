@@ -31,7 +31,7 @@ from dmltrain.kvstore.transport import host, link
 
 SECONDS = 10
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-PROGRAM = "import sys; sys.path.remove(''); "  # the current folder, which -c begins with
+PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); "  # without the current folder, which -c begins with
 PROGRAM += f"import signal; signal.signal(signal.SIGTERM, lambda *_: signal.alarm({SECONDS})); import dmltrain.torch"
 LOCAL = "127.0.0.1"
 
