@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmltrain.data.images import ImageAugmentation, augmentation_level
+from dmltrain.data.images.augmentation import AUTO_AUGMENT
 from dmltrain.options.field import Group, option
-from dmltrain.options.values import integer, number, switch
+from dmltrain.options.values import integer, number, one_of, switch
 
 GROUP = "Image augmentation"
 PRESETS = ("aug_level", "use_imagenet_data_augmentation")
@@ -37,7 +38,7 @@ IMAGENET_STD = (58.393, 57.12, 57.375)
 def change(name: str, text: str, parse: Callable[[str], Any], **more: Any) -> Any:
     """A field for the field `name` of ImageAugmentation."""
     default = getattr(DEFAULTS, name)
-    shown = "" if default is None else f" (default: {int(default) if isinstance(default, bool) else default})"
+    shown = "" if default in (None, "") else f" (default: {int(default) if isinstance(default, bool) else default})"
     return option(GROUP, text + shown, parse, **more)
 
 
@@ -108,6 +109,24 @@ class ImageOptions(Group):
     max_random_h: int | None = change("max_random_h", "largest shift of hue, 0 to 180", integer(0))
     max_random_s: int | None = change("max_random_s", "largest shift of saturation, 0 to 255", integer(0))
     max_random_l: int | None = change("max_random_l", "largest shift of lightness, 0 to 255", integer(0))
+
+    auto_augment: str | None = change(
+        "auto_augment",
+        f"draw operations on the finished image: {', '.join(AUTO_AUGMENT)} (see docs/augmentation.md)",
+        one_of("policy", AUTO_AUGMENT),
+        metavar="POLICY",
+    )
+    randaugment_ops: int | None = change("randaugment_ops", "operations of --auto-augment randaugment", integer(1))
+    randaugment_magnitude: int | None = change("randaugment_magnitude", "their magnitude, 0 to 30", integer(0))
+    random_erasing: float | None = change(
+        "random_erasing", "probability that a random rectangle is erased", number(0.0), metavar="P"
+    )
+    val_crop_ratio: float | None = change(
+        "val_crop_ratio",
+        "validation: resize so that the crop at the centre has this part of the shorter edge; 0: as --resize says",
+        number(0.0),
+        metavar="RATIO",
+    )
 
     @property
     def augmentation(self) -> dict[str, Any]:

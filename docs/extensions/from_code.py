@@ -117,7 +117,12 @@ def _networks() -> Rows:
 def _augmentation() -> Rows:
     yield "field", "`ImageRecordIter`", "default", "meaning"
     for row in dataclasses.fields(ImageAugmentation):
-        yield f"`{row.name}`", f"`{row.metadata['mxnet']}`", f"`{row.default}`", row.metadata["about"]
+        yield (
+            f"`{row.name}`",
+            _code([row.metadata["mxnet"]] if row.metadata["mxnet"] else []),
+            f"`{row.default}`",
+            row.metadata["about"],
+        )
 
 
 def _policies() -> Rows:

@@ -13,6 +13,7 @@ from dmltrain.data.images.colour import change_colours
 from dmltrain.data.images.decode import MAX_PIXELS, BrokenImage, ImageSource, open_image
 from dmltrain.data.images.draws import RandomNumbers
 from dmltrain.data.images.geometry import Geometry, evaluation_geometry, training_geometry
+from dmltrain.data.images.policies import change_by_policy, erase
 from dmltrain.data.images.resample import reduction, resample
 
 __all__ = ["BrokenImage", "ImageAugmentation", "augmentation_level", "evaluation_image", "training_image"]
@@ -34,6 +35,8 @@ def training_image(image: bytes | Array, augmentation: ImageAugmentation, shape:
     _make(source, geometry, augmentation.fill_value, min(source.max_reduction, reduction(geometry)), result)
     if augmentation.changes_colours:
         change_colours(augmentation, result, numbers)
+    change_by_policy(augmentation, result, numbers)
+    erase(augmentation, result, numbers)
     if not direct:
         out[:] = result
 

@@ -12,15 +12,20 @@ from typing import Any
 
 from dmltrain.base.errors import UserError
 
+# Values of auto_augment; "" stands for none.
+CIFAR10, IMAGENET, RANDOM, TRIVIAL = "cifar10", "imagenet", "randaugment", "trivialaugment"
+AUTO_AUGMENT = (CIFAR10, IMAGENET, RANDOM, TRIVIAL)
+
 
 def _change(default: Any, mxnet: str, about: str) -> Any:
-    """A field. mxnet: the parameter of mx.io.ImageRecordIter. about: what it means, for the documentation."""
+    """A field. mxnet: the parameter of mx.io.ImageRecordIter, or "". about: what it means, for the documentation."""
     return field(default=default, metadata={"mxnet": mxnet, "about": about})
 
 
 @dataclass(frozen=True)
 class ImageAugmentation:
-    """How training images are changed; evaluation uses `resize` and `inter_method` only. UserError: invalid values.
+    """How training images are changed; evaluation uses `resize`, `val_crop_ratio` and
+    `inter_method` only. UserError: invalid values.
 
     Angles are in degrees, sizes in pixels; ratios are width / height; h, s, l are in the units of OpenCV's 8-bit HLS:
     hue 0 to 180, saturation and lightness 0 to 255.
@@ -53,6 +58,17 @@ class ImageAugmentation:
     max_random_h: int = _change(0, "random_h", "shift of hue, to both sides")
     max_random_s: int = _change(0, "random_s", "shift of saturation, to both sides")
     max_random_l: int = _change(0, "random_l", "shift of lightness, to both sides")
+    auto_augment: str = _change(
+        "",
+        "",
+        "operations on the finished image, drawn at random: `cifar10`, `imagenet`, `randaugment`, `trivialaugment`",
+    )
+    randaugment_ops: int = _change(2, "", "operations of `randaugment`")
+    randaugment_magnitude: int = _change(9, "", "their magnitude, 0 to 30")
+    random_erasing: float = _change(0.0, "", "probability that a rectangle gets `fill_value`")
+    val_crop_ratio: float = _change(
+        0.0, "", "validation: the shorter edge becomes so that the crop has this part of it; 0: as `resize` says"
+    )
     rotate: int = _change(-1, "rotate", "every image turns by so many degrees, if more than 0")
     rotate_list: tuple[int, ...] = _change((), "rotate_list", "every image turns by one of these angles")
     min_img_size: float = _change(0.0, "min_img_size", "least width and height after scaling and rotation")
@@ -101,6 +117,19 @@ class ImageAugmentation:
                 self.inter_method not in (0, 1, 2, 3, 4, 9, 10),
                 f"inter_method is {self.inter_method}: expected 0 to 4, 9 or 10",
             ),
+            (
+                self.auto_augment not in ("", *AUTO_AUGMENT),
+                f"auto_augment is {self.auto_augment!r}: expected one of {', '.join(AUTO_AUGMENT)}",
+            ),
+            (not 1 <= self.randaugment_ops <= 10, f"randaugment_ops is {self.randaugment_ops}: expected 1 to 10"),
+            (
+                not 0 <= self.randaugment_magnitude <= 30,
+                f"randaugment_magnitude is {self.randaugment_magnitude}: expected 0 to 30",
+            ),
+            *[
+                (not 0 <= getattr(self, name) <= 1, f"{name} is {getattr(self, name):g}: expected 0 to 1")
+                for name in ("random_erasing", "val_crop_ratio")
+            ],
             *[
                 (getattr(self, name) < 0, f"{name} is {getattr(self, name):g}: expected 0 or more")
                 for name in (

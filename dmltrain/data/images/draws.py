@@ -31,7 +31,10 @@ class Draw(IntEnum):
     LIGHTNESS = 14
     PCA = 16  # four draws
     INTER_METHOD = 20  # two draws
+    POLICY = 22
     RESIZED_CROP = 32  # five draws for each attempt
+    OPERATION = 96  # three draws for each operation of a policy
+    ERASING = 128  # and four for each attempt
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class Geometry:
 
 def evaluation_geometry(augmentation: ImageAugmentation, source: Size, output: Size) -> Geometry:
     """Resize the shorter edge, enlarge what is smaller than the output, crop at the centre."""
-    resized = _shorter_edge(source, augmentation.resize)
+    ratio = augmentation.val_crop_ratio
+    resized = _shorter_edge(source, int(min(output) / ratio) if ratio else augmentation.resize)
     scaled = _cover(resized, output)
     crop = (scaled[0] - output[0]) // 2, (scaled[1] - output[1]) // 2
     methods = _methods(augmentation.inter_method, (source, resized), (resized, output), None)
