@@ -103,6 +103,7 @@ TOGETHER = (
     "tests/cluster/test_slurm.py",
     "tests/cluster/test_fault_matrix.py",
     "tests/report/page/test_in_browser.py",
+    "tests/test_architecture.py",
     "tests/test_completion.py",
 )
 
