@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 
 from tests.copied_tree import search_path
+from tests.forked_job import PLAIN, Forked, forker
 from tests.waiting import wait_for
 
 __all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "begin", "carriers", "go", "run", "said", "wait_for"]
 ROOT = Path(__file__).parents[2]
+FORKED = Path(__file__).with_name("forked_launcher.py")
+OWN = {"close_fds": True}  # options of Popen that change nothing, for a launcher in an interpreter of its own
 DEADLINE = 90.0  # s; for what takes a fraction of a second on an idle machine
 
 
@@ -50,16 +53,27 @@ class Result:
 
 
 class Launched:
-    """A running dmltrain-launch."""
+    """A running dmltrain-launch, forked, or in an interpreter of its own if it has `popen` options."""
 
-    def __init__(self, arguments: list[str], folder: Path, logs: Path, **popen: object):
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        logs: Path,
+        env: dict[str, str],
+        stdout: int | None = None,
+        **popen: Any,
+    ):
         self.folder, self.logs, self.began = folder, logs, time.monotonic()
         self.out, self.err = folder / "out", folder / "err"
-        command = [sys.executable, "-m", "dmltrain_launch.cli", *arguments]
-        options = {"stdout": self.out.open("wb"), **popen}
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stderr=self.err.open("wb"), **options
-        )
+        with self.out.open("wb") as out:
+            output = out.fileno() if stdout is None else stdout
+            if popen:
+                command = [sys.executable, "-m", "dmltrain_launch.cli", *arguments]
+                options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": self.err.open("wb"), **popen}
+                self.process = subprocess.Popen(command, cwd=folder, env=env, **options)
+            else:
+                self.process = fork("main", arguments, env, self.err, folder, output)
 
     @property
     def record(self) -> dict:
@@ -125,6 +139,11 @@ class Launched:
             self.process.wait()
         for pid in self.left():
             os.kill(pid, signal.SIGKILL)
+
+
+def fork(name: str, words: list[str], environment: dict[str, str], err: Path, folder: Path, output: int) -> Forked:
+    """A process of this program of launch/dmltrain_launch/cli.py, such as `main`."""
+    return forker(PLAIN).fork([str(FORKED), name, *words], environment, err, folder, (output,))
 
 
 def begin(program: str, *words: object, **popen: object) -> subprocess.Popen:

@@ -9,6 +9,7 @@ import pytest
 
 from dmltrain_launch.forecast.measure import supports_measuring
 from dmltrain_launch.job.job import Job, Setting
+from tests.forked_job import forked
 from tests.launch.conftest import ROOT, carriers, wait_for
 
 MEASURES = """
@@ -115,9 +116,8 @@ def test_an_impatient_user_leaves_nothing_behind(launcher):
 
 @pytest.mark.thorough
 def test_a_training_program_of_dmltrain(launcher):
-    options = ["-n", "2", "-s", "2", "--env", "DMLTRAIN_MEASURE=0.3", "--env", "TORCHINDUCTOR_CACHE_DIR=."]
-    program = ROOT / "examples" / "train_digits.py"
-    text = check(launcher, *options, program, "--network", "mlp", "--kv-store", "dist_sync")
+    program = forked(ROOT / "examples/train_digits.py", "--network", "mlp", "--kv-store", "dist_sync")
+    text = check(launcher, "-n", "2", "-s", "2", "--env", "DMLTRAIN_MEASURE=0.3", *program)
     assert "Forecast for dist_sync: mlp, batch 32 per worker, --gc-type none" in text, text
     assert "This forecast gives bounds" in text
 
