@@ -10,9 +10,12 @@ import sys
 import pytest
 
 from dmltrain_launch.agent.process import living
+from dmltrain_launch.command_line.options import parse
+from dmltrain_launch.run.described import make_job
 from dmltrain_launch.run.journal import JOURNAL, KEPT
 from tests.copied_tree import search_path
 from tests.launch.conftest import Launched, go, run, wait_for
+from tests.launch.refusal import refusal
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
 # Each worker counts. A scheduler or server ends when all workers have; a replacement says that it joins.
@@ -253,6 +256,19 @@ def test_a_launcher_that_reaches_no_host_any_more_leaves_the_job(over_ssh):
     go(launched, "done")
     assert second.ends().err.rstrip().endswith("0 processes left on 1 host")
     ended(launched)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--launcher mpi --hosts a -n 1", "--launcher mpi --detach: mpirun ends"),
+        ("--launcher slurm -n 1", "--launcher slurm --detach: srun ends"),
+        ("--max-restarts 1 -n 1", "--detach does not go with --max-restarts"),
+        ("-n 1 -s 0", "--detach needs servers"),
+    ],
+)
+def test_jobs_that_cannot_live_on_are_refused(words, said):
+    assert said in refusal(make_job, parse(["--detach", *words.split(), "true"], {}), "job")
 
 
 def test_a_job_that_fails_at_its_start_says_so_in_the_terminal_and_cannot_be_attached_to(launcher):

@@ -74,10 +74,8 @@ def test_implausible_results_are_measured_again(launcher, disturbance, times, ro
 
 
 def test_a_program_without_measuring_is_not_started(launcher):
-    script = launcher.script("open('it ran', 'w')\n")
-    for program in ([script], ["touch", "it ran"], ["sh", "-c", "touch 'it ran'"]):
-        text = check(launcher, "-n", 2, *program)
-        assert "No forecast: " in text and "was not started" in text, text
+    text = check(launcher, "-n", 2, "touch", "it ran")
+    assert "No forecast: " in text and "was not started" in text, text
     check(launcher, "--elastic", "--min-workers", 2)  # hosts can be checked for an elastic job of any size
     assert not (launcher.folder / "it ran").exists()
 
