@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -151,18 +150,6 @@ def test_a_stopped_launcher_is_named_and_not_waited_for(running, monkeypatch):
     launched.signal(signal.SIGCONT)
     (launched.folder / "done").touch()
     launched.wait()
-
-
-@pytest.mark.thorough
-def test_a_killed_launcher_leaves_no_socket(running):
-    launched = running()
-    sockets, name = Path("/proc/net/unix"), launched.record["control"]
-    assert name in sockets.read_text()
-    launched.signal(signal.SIGKILL)
-    launched.wait()
-    assert "no longer runs: it was killed" in refused("add", launched.logs, "1")
-    assert name not in sockets.read_text()
-    wait_for(lambda: not launched.left(), "the end of the job")
 
 
 # -- a job that trains: each sample is used once -----------------------------------------------------------------------

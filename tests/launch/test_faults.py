@@ -139,13 +139,6 @@ def gone(launched) -> None:
     wait_for(lambda: not launched.left(), "the end of all processes")
 
 
-def test_kill_9_of_the_agent(sleeping):
-    launched = sleeping("stubborn", 0.5)
-    agent = launched.agent()
-    os.kill(agent, signal.SIGKILL)
-    assert f"the agent on localhost (pid {agent}) was killed by SIGKILL" in ended(launched, 125).err
-
-
 # -- what hides ------------------------------------------------------------------------------------------------------
 
 HIDING = r"""
@@ -189,24 +182,6 @@ def test_daemons_of_a_finished_worker_are_ended(launcher):
     result = launcher.run("-n", 1, "-s", 0, launcher.script(HIDING % seconds))
     assert result.code == 0, result
     assert result.err.splitlines()[-1] == "0 processes left on 1 host"
-    assert not sleepers(seconds)
-
-
-def test_daemons_are_ended_when_the_launcher_is_killed(launcher):
-    seconds = f"{os.getpid()}.12"
-    launched = launcher.start("-n", 1, "-s", 0, launcher.script(HIDING % seconds), "stay")
-    both_hidden(seconds)
-    launched.signal(signal.SIGKILL)
-    launched.wait()
-    gone(launched)
-    assert not sleepers(seconds)
-
-
-def test_a_daemon_is_found_by_its_mark_when_the_agent_is_killed(launcher):
-    seconds = f"{os.getpid()}.13"
-    launched = launcher.ready(1, 0, launcher.script((HIDING % seconds).replace("daemon({})\n", "")), "stay")
-    os.kill(launched.agent(), signal.SIGKILL)
-    launched.ends(125)
     assert not sleepers(seconds)
 
 

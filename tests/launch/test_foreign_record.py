@@ -27,6 +27,7 @@ from dmltrain_launch.job.job import Job
 from dmltrain_launch.run import record
 from dmltrain_launch.run.supervise import Supervisor
 from dmltrain_launch.run.supervisor.limit import Limits
+from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import run, wait_for
 from tests.launch.refusal import refusal
@@ -211,13 +212,13 @@ def test_a_record_that_others_can_write_or_exchange_is_refused(folder, name, mod
         assert message.endswith(f"chmod go-w {path}")
 
 
-def test_the_launcher_writes_a_record_that_others_cannot_write(launcher):
+def test_the_launcher_writes_a_record_that_others_cannot_write(tmp_path):
     before = os.umask(0)
     try:
-        assert launcher.run("-n", 1, "-s", 0, "true").code == 0
+        LogFolder(tmp_path).write_record(RECORD)
     finally:
         os.umask(before)
-    assert (launcher.folder / "logs/job.json").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "job.json").stat().st_mode & 0o777 == 0o644
 
 
 # -- what is no record -------------------------------------------------------------------------------------------------
