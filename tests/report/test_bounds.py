@@ -129,12 +129,13 @@ def yardstick() -> float:
 
 @pytest.mark.alone
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["dmltrain", "MXNet", "Caffe", "PMLS-Caffe", "Keras", "PyTorch Lightning"])
-def test_logs_are_read_fast_in_constant_memory(name: str) -> None:
-    before = yardstick()
-    done = run("logs.py", "--megabytes", "6", "--repeats", "1", "--only", name, "--format", "json")
+def test_logs_are_read_fast_in_constant_memory() -> None:
+    names, before = ("dmltrain", "MXNet", "Caffe", "PMLS-Caffe", "Keras", "PyTorch Lightning"), yardstick()
+    only = [word for name in names for word in ("--only", name)]
+    done = run("logs.py", "--megabytes", "6", "--repeats", "1", *only, "--format", "json")
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)["logs"][name]
-    assert figures["rows"] == 100 and figures["megabytes"] > 4
-    assert figures["cpu_seconds_per_megabyte"] < MOST_CPU_SECONDS * max(before, yardstick()) / YARDSTICK
-    assert figures["grown_mib"] < MOST_MEMORY
+    slower = max(before, yardstick()) / YARDSTICK
+    for name, figures in json.loads(done.stdout)["logs"].items():
+        assert figures["rows"] == 100 and figures["megabytes"] > 4, name
+        assert figures["cpu_seconds_per_megabyte"] < MOST_CPU_SECONDS * slower, (name, figures)
+        assert figures["grown_mib"] < MOST_MEMORY, (name, figures)
