@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.copied_tree import search_path
-from tests.forked_job import PLAIN, Forked, forker
+from tests.forked_job import PLAIN, forker
 from tests.waiting import wait_for
 
 __all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "begin", "carriers", "go", "run", "said", "wait_for"]
@@ -73,7 +73,8 @@ class Launched:
                 options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": self.err.open("wb"), **popen}
                 self.process = subprocess.Popen(command, cwd=folder, env=env, **options)
             else:
-                self.process = fork("main", arguments, env, self.err, folder, output)
+                command = [str(FORKED), *arguments]
+                self.process = forker(PLAIN).fork(command, env, self.err, folder, (output,))
 
     @property
     def record(self) -> dict:
@@ -139,11 +140,6 @@ class Launched:
             self.process.wait()
         for pid in self.left():
             os.kill(pid, signal.SIGKILL)
-
-
-def fork(name: str, words: list[str], environment: dict[str, str], err: Path, folder: Path, output: int) -> Forked:
-    """A process of this program of launch/dmltrain_launch/cli.py, such as `main`."""
-    return forker(PLAIN).fork([str(FORKED), name, *words], environment, err, folder, (output,))
 
 
 def begin(program: str, *words: object, **popen: object) -> subprocess.Popen:
@@ -212,7 +208,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 # What a process does is the argument for its name, of a replacement that for its name and `+`. Else it waits for the
-# file `done`, and who ends with a code for `go`; with -3 it needs seconds for that.
+# file `done`, and who ends with a code for `go`.
 ELASTIC = """
 import os, signal, sys, time
 name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"] + "+" * int(os.environ.get("DMLTRAIN_JOIN", 0))
@@ -223,10 +219,7 @@ def wait(path):
         time.sleep(0.01)
 if what == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
-wait("go" if what.lstrip("-").isdigit() else "done")
-if what.startswith("-"):
-    time.sleep(2.5)
-    sys.exit(int(what[1:]))
+wait("go" if what.isdigit() else "done")
 if what.isdigit():
     print("end of", name, end="", flush=True)
     sys.exit(int(what))

@@ -114,7 +114,7 @@ def test_blocks_are_complete_lines_for_any_read_size(size: int, ends: bytes) -> 
 # CPU seconds a MB where `yardstick` takes so many CPU seconds, as on the machine of docs/performance.md. There 30 MB/s
 # are the target, and the slowest format has 45; the rest is for what other programs cost.
 MOST_CPU_SECONDS, YARDSTICK = 1 / 20, 0.195
-MOST_MEMORY = 5  # MiB; of 6
+MOST_MEMORY = 10  # MiB; of 14
 
 
 def yardstick() -> float:
@@ -132,10 +132,10 @@ def yardstick() -> float:
 def test_logs_are_read_fast_in_constant_memory() -> None:
     names, before = ("dmltrain", "MXNet", "Caffe", "PMLS-Caffe", "Keras", "PyTorch Lightning"), yardstick()
     only = [word for name in names for word in ("--only", name)]
-    done = run("logs.py", "--megabytes", "6", "--repeats", "1", *only, "--format", "json")
+    done = run("logs.py", "--megabytes", "14", "--repeats", "1", *only, "--format", "json")
     assert done.returncode == 0, done.stderr
     slower = max(before, yardstick()) / YARDSTICK
     for name, figures in json.loads(done.stdout)["logs"].items():
-        assert figures["rows"] == 100 and figures["megabytes"] > 4, name
+        assert figures["rows"] == 100 and figures["megabytes"] > 10, name
         assert figures["cpu_seconds_per_megabyte"] < MOST_CPU_SECONDS * slower, (name, figures)
         assert figures["grown_mib"] < MOST_MEMORY, (name, figures)
