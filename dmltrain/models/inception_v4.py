@@ -55,11 +55,7 @@ def _a(name: str) -> Concat:
         pooled(AvgPool, f"{name}_conv1_1*1", 96),
         same(f"{name}_conv2_1*1", 96),
         chain(same(f"{name}_conv3_1*1", 64), same(f"{name}_conv4_3*3", 96, 3)),
-        chain(
-            same(f"{name}_conv5_1*1", 64),
-            same(f"{name}_conv6_3*3", 96, 3),
-            same(f"{name}_conv7_3*3", 96, 3),
-        ),
+        chain(same(f"{name}_conv5_1*1", 64), same(f"{name}_conv6_3*3", 96, 3), same(f"{name}_conv7_3*3", 96, 3)),
     )
 
 

@@ -20,8 +20,6 @@ OPTIMIZER = Optimizer(
     own_torch("MXNetAdaGrad", update, {"epsilon": 1e-7}),
     MXNet("AdaGrad", {"eps": "float_stable_eps"}),
     plain=Torch(
-        "Adagrad",
-        ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
-        fused=("cpu",),
+        "Adagrad", ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"), fused=("cpu",)
     ),
 )

@@ -91,7 +91,8 @@ class _Symbols:
         return mx.sym.Variable(name, attr=attributes, dtype=None if self.dtype is None else "float32")
 
     def operator(self, op: str, name: str, inputs: list[Symbol], **options: object) -> Symbol:
-        make = partial(getattr(mx.sym, op), name=name or None)  # MXNet generates names for layers without one
+        known = mx.sym._internal if op.startswith("_") else mx.sym
+        make = partial(getattr(known, op), name=name or None)  # MXNet generates names for layers without one
         if self.dtype is not None and op in ("Convolution", "FullyConnected"):
             rounded = make(*(mx.sym.amp_cast(each, dtype=self.dtype) for each in inputs), **options)
             return mx.sym.amp_cast(rounded, dtype="float32")
