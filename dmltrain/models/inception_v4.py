@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from dmltrain.layers import AvgPool, Chain, Concat, Dense, Dropout, Flatten, MaxPool, Network, chain, concat
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 from dmltrain.models.inception_unit import pooled, same, valid
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("inception-v4", num_layers)
     root = chain(
         _stem("in_stem"),
         *(_a(f"in{number}A") for number in range(1, 5)),
