@@ -16,7 +16,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import pretrained_weights
 from dmltrain.checkpoints.pretrained_weights import Trained
 from dmltrain.kvstore.base import KVStore
-from dmltrain.layers import Auxiliary, Dense, Flatten, Layer, Network, Rule, chain
+from dmltrain.layers import Auxiliary, Dense, Flatten, Layer, Network, chain
 from dmltrain.models import graph_file
 from dmltrain.options import Options
 

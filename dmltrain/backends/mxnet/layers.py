@@ -90,7 +90,7 @@ class _Symbols:
         attributes = {key: str(value) for key, value in options.items()}
         return mx.sym.Variable(name, attr=attributes, dtype=None if self.dtype is None else "float32")
 
-    def operator(self, op: str, name: str, inputs: list[Symbol], **options: object) -> Symbol:
+    def operator(self, op: str, name: str, inputs: list[Symbol], **options: Any) -> Symbol:
         known = mx.sym._internal if op.startswith("_") else mx.sym
         make = partial(getattr(known, op), name=name or None)  # MXNet generates names for layers without one
         if self.dtype is not None and op in ("Convolution", "FullyConnected"):
