@@ -7,5 +7,5 @@ OPTIMIZER = Optimizer(
     Torch(
         "Adam", ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"), fused=("cpu", "gpu")
     ),
-    MXNet("Adam", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "lazy_update": "lazy_update"}),
+    MXNet("Adam", ("beta1", "beta2", "epsilon", "lazy_update")),
 )

@@ -47,6 +47,6 @@ OPTIMIZER = Optimizer(
     own_torch(
         "DCASGD", update, {"momentum": 0.0, "lamda": 0.04}, arguments=momentum, rate_in_momentum=True, needs_pulled=True
     ),
-    MXNet("DCASGD", {"momentum": "momentum", "lamda": "lamda"}, momentum, own=mxnet_class),
+    MXNet("DCASGD", ("momentum", "lamda"), momentum, own=mxnet_class),
     asynchronous=True,
 )
