@@ -48,7 +48,7 @@ class Preparation:
         self.reached: dict[str, dict[str, dict[str, Any]]] = {}
         self.ports: dict[str, dict[str, int]] = {}
         self.throughput = Throughput()
-        self._scheduler, self._master = (host_of(self.job, hosts, SCHEDULER), host_of(self.job, hosts, WORKER))
+        self._scheduler, self._master = self._ports_on(hosts)
         probes = job.over_network or check
         steps = [
             "connect",
@@ -60,6 +60,10 @@ class Preparation:
         ]
         self._steps = [step for step in steps if step]
         self._waiting = set(self.hosts)
+
+    def _ports_on(self, hosts: Sequence[Host]) -> tuple[Host | None, Host | None]:
+        """The hosts that hold the ports of the scheduler and of rank 0."""
+        return host_of(self.job, hosts, SCHEDULER), host_of(self.job, hosts, WORKER)
 
     @property
     def _several(self) -> bool:
