@@ -210,7 +210,7 @@ def test_a_relay_that_is_frozen_after_its_own_end_is_named(start_forked, two_hos
 
 SUMS_LATE = """
 import atexit, threading
-from dmltrain.kvstore.server.links.pool import Pool
+from dmltrain.kvstore.server.links.arithmetic import Pool
 
 pool, done = Pool(2, "arithmetic"), threading.Event()
 
