@@ -1,12 +1,15 @@
 """A script trains as in one process, or it is refused before the first wrong step: scripts as users write them
 (tests/backends/everyday/), as two workers of a real job beside plain torch in one process."""
 
+import itertools
+
 import pytest
 
 from tests.backends.everyday.run import OPTIONS
-from tests.tiers import tiered
 
 RACES, SECONDS = 30, 3600.0
+CHOSEN = list(zip(itertools.cycle(["shm", "tcp"]), OPTIONS, strict=False))
+OTHERS = [case for case in itertools.product(["shm", "tcp"], OPTIONS) if case not in CHOSEN]
 
 
 def found(job):
@@ -22,7 +25,7 @@ def wrong(cases):
 
 
 @pytest.mark.parametrize(
-    "transport, on", tiered([(transport, on) for on in OPTIONS for transport in ("tcp", "shm")], few=lambda case: case)
+    "transport, on", [*CHOSEN, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)]
 )
 def test_workers_train_what_one_process_trains(start_forked, transport, on):
     cases = found(start_forked("everyday.py", on, env={"DMLTRAIN_TRANSPORT": transport}))
