@@ -5,7 +5,6 @@ import pytest
 
 from dmltrain import kvstore, models, options
 from dmltrain.backends.table import BACKENDS
-from tests.models.changed import narrowed
 from tests.models.mxnet_graphs import GRAPHS
 from tests.models.other_networks import usual
 
@@ -34,7 +33,7 @@ CASES = [pytest.param(name, backend, marks=tier(name, backend)) for name in mode
 @pytest.mark.parametrize(("name", "backend"), CASES)
 def test_a_step_changes_every_weight(name, backend):
     pytest.importorskip(backend, reason=f"{backend} is not installed")
-    network, store = narrowed(usual(name)), kvstore.create("local", backend=backend)
+    network, store = usual(name), kvstore.create("local", backend=backend)
     settings = options.parse(["--network", name, "--backend", backend, "--wd", "0"])
     trainer = BACKENDS[backend].trainer(network, settings, store)
     before = weights(trainer, network)
