@@ -1,6 +1,8 @@
 """torch.distributed over the servers of a job: dmltrain.torch, its communication hooks, and scripts that are not
-changed, with --torch-backend dmltrain and with torchrun."""
+changed, with --torch-backend dmltrain and with torchrun. And scripts with dmltrain.distribute train as in one process,
+or they are refused before the first wrong step."""
 
+import itertools
 import os
 import secrets
 from pathlib import Path
@@ -15,6 +17,7 @@ from dmltrain.backends.torch.process_group.sums import least
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.transport.message.job import ServerAddress, Start, WorkerAddress
+from tests.backends.everyday.run import OPTIONS
 from tests.forked_job import forker
 from tests.launch.conftest import carriers
 from tests.running_job import ROOT
@@ -23,7 +26,7 @@ from tests.waiting import wait_for
 PROGRAMS = Path(__file__).parent / "programs"
 SCRIPTS = ROOT / "tests/programs/torch_scripts"
 IN_PLACE = ROOT / "dmltrain/torch/__main__.py"  # python -m dmltrain.torch
-COMPILER = "torch._dynamo"  # DistributedDataParallel imports it, which takes as long as torch itself
+COMPILER = "torch._dynamo"  # DistributedDataParallel and some steps import it, which takes as long as torch itself
 
 
 @pytest.fixture
@@ -273,3 +276,39 @@ def test_the_address_of_worker_0_must_be_one_that_other_hosts_reach(monkeypatch)
     workers = [{"identity": name, "address": "127.0.0.1"} for name in ("a", "b")]
     with pytest.raises(UserError, match="MASTER_ADDR=localhost is 127.0.0.1 on its own host"):
         beside._begin(workers)
+
+
+# -- scripts with dmltrain.distribute as users write them (tests/backends/everyday/), beside plain torch --------------
+
+
+RACES, SECONDS = 30, 3600.0
+CHOSEN = list(zip(itertools.cycle(["shm", "tcp"]), OPTIONS, strict=False))
+OTHERS = [case for case in itertools.product(["shm", "tcp"], OPTIONS) if case not in CHOSEN]
+
+
+def found(job):
+    """What both workers have found of each case."""
+    job.succeed(SECONDS)
+    one, other = ({result["case"]: result["found"] for result in job.results(worker)} for worker in range(2))
+    assert one.keys() == other.keys()
+    return {name: {one[name], other[name]} for name in one}
+
+
+def wrong(cases):
+    return {name: said for name, said in cases.items() if said != {"right"}}
+
+
+@pytest.mark.parametrize(
+    "transport, on", [*CHOSEN, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)]
+)
+def test_workers_train_what_one_process_trains(start, transport, on):
+    cases = found(start("everyday.py", on, env={"DMLTRAIN_TRANSPORT": transport}))
+    assert cases and wrong(cases) == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_it_does_not_matter_who_is_faster(start, transport):
+    cases = found(start("everyday.py", "workers", RACES, env={"DMLTRAIN_TRANSPORT": transport}))
+    assert len(cases) > 5 and wrong(cases) == {}

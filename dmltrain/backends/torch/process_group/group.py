@@ -47,7 +47,7 @@ NAMES = {
 }
 # Each for as long as the process: its end waits for its threads, and one of them may want the GIL, which who drops the
 # last reference has, such as the end of a DistributedDataParallel after destroy_process_group().
-_gloo: list[dist.ProcessGroup] = []
+_gloo: list[Any] = []
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 
 
