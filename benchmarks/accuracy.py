@@ -20,7 +20,7 @@ from pathlib import Path
 
 from backends import epochs_of
 from contest.lossy import TYPES as MEASURED
-from report import CHECKOUT, SEARCH_PATH, facts, installed, show
+from report import CHECKOUT, INTERPRETER, SEARCH_PATH, facts, installed, show
 
 TYPES = tuple(name for name in MEASURED if "-" not in name)  # of --gc-type
 PROGRAM = "--network resnet --num-layers 20 --image-shape 3,32,32 --kv-store dist_sync --batch-size 64 --lr 0.1"
@@ -74,6 +74,7 @@ def train(codec: str, seed: str, options: argparse.Namespace, folder: Path) -> N
         "2",
         "--log-dir",
         str(folder),
+        *INTERPRETER,
         str(CHECKOUT / "examples/train_cifar10.py"),
         *words,
     ]

@@ -95,14 +95,17 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 # The tests of each share what takes long to make: trials side by side, clusters, results of MXNet, a browser,
-# completion scripts, PyTorch's own tests.
+# completion scripts, PyTorch's own tests, processes that have imported Lightning or torch's compiler.
 TOGETHER = (
+    "tests/backends/test_adapters.py",
+    "tests/backends/test_torch_backend.py",
     "tests/backends/test_torch_peers.py",
     "tests/cluster/test_kubernetes.py",
     "tests/cluster/test_ray.py",
     "tests/cluster/test_slurm.py",
     "tests/cluster/test_fault_matrix.py",
     "tests/report/page/test_in_browser.py",
+    "tests/test_architecture.py",
     "tests/test_completion.py",
 )
 

@@ -25,6 +25,8 @@ from tests.waiting import wait_for
 PROGRAMS = Path(__file__).parent / "programs"
 AUDIT, PREFIX = ["--audit", "audit"], ["--model-prefix", "m"]
 KILLED = -9
+SCRIPTS = ("elastic_script.py", "elastic_rates.py")  # whose workers import torch.compile when they make steps
+COMPILER = "torch._dynamo"  # torch.compile's machinery, which takes as long to import as torch itself
 
 
 @pytest.fixture(name="forker", scope="session")
@@ -131,6 +133,8 @@ class Jobs:
 
     def start(self, faults, *options, workers=4, servers=2, elastic=1, env=None, program="elastic.py", asks=False):
         """`elastic`: as many workers at least; None: a plain job."""
+        imports_compiler = {"float16", "--clip-gradient-norm"} & {*options} or program in SCRIPTS
+        forking = forker("torch", COMPILER) if imports_compiler else self._forker
         return self._start(
             PROGRAMS / program,
             faults,
@@ -139,7 +143,7 @@ class Jobs:
             servers=servers,
             env={**({} if elastic is None else {"DMLTRAIN_ELASTIC": str(elastic)}), **(env or {})},
             asks=asks,
-            made=lambda folder: ForkedJob(folder=folder, forker=self._forker),
+            made=lambda folder: ForkedJob(folder=folder, forker=forking),
         )
 
     def survives(self, faults, *options, **more):

@@ -164,9 +164,11 @@ def forker(backend: str = "torch", *modules: str) -> Forker:
     return made
 
 
-def forked(program: Path | str, *words: object, backend: str = "torch") -> list[str]:
-    """The command of a process that has this program run by one that is forked: for a launcher's jobs."""
-    return [sys.executable, "-IS", str(PROGRAM), str(forker(backend).place), str(program), *map(str, words)]
+def forked(program: Path | str, *words: object, backend: str = "torch", modules: tuple[str, ...] = ()) -> list[str]:
+    """The command of a process that has this program run by one that is forked: for a launcher's jobs. `modules`: what
+    has been imported there besides the framework."""
+    place = forker(backend, *modules).place
+    return [sys.executable, "-IS", str(PROGRAM), str(place), str(program), *map(str, words)]
 
 
 def forked_launcher(*words: object, backend: str = PLAIN) -> list[str]:
@@ -189,10 +191,11 @@ def run_forked(
 
 @pytest.fixture
 def start_forked(start_job):
-    """As start_job, for programs that need not start in a new interpreter. `backend`: whose framework they have."""
+    """As start_job, for programs that need not start in a new interpreter. `backend`: whose framework they have;
+    `modules`: what they have besides."""
 
-    def start(program, *arguments, backend="torch", **more):
-        made = functools.partial(ForkedJob, forker=forker(backend))
+    def start(program, *arguments, backend="torch", modules=(), **more):
+        made = functools.partial(ForkedJob, forker=forker(backend, *modules))
         return start_job(program, *arguments, made=made, **more)
 
     return start

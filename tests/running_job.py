@@ -64,7 +64,7 @@ class RunningJob:
             inherited = ()
             name = f"{role}-{index}"
             before, there = place(name) if place else ([], {})
-            if role == "scheduler" and not place:
+            if role == "scheduler" and not (before or there):  # it is here
                 own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
                 inherited = (listening.fileno(),)
                 if asks:

@@ -69,12 +69,18 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of the file's."""
+    return [*ast.walk(parsed(path))]
+
+
+@functools.cache
 def imports(path: Path, types: bool = True) -> frozenset[str]:
     """Those anywhere in the file, in functions too; `types`: also those for annotations alone."""
     found: set[str] = set()
-    tests = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.If)]
+    tests = [node for node in nodes(path) if isinstance(node, ast.If)]
     of_types = {each for node in tests if ast.unparse(node.test) == "TYPE_CHECKING" for each in ast.walk(node)}
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if not types and node in of_types:
             continue
         if isinstance(node, ast.Import):
@@ -145,7 +151,7 @@ def classes() -> dict[str, tuple[set[str], list[str]]]:
         )
         for package in PACKAGES
         for path in sources(package)
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     }
 

@@ -5,12 +5,14 @@ import hashlib
 import logging
 import os
 
+import numpy as np
 import pytest
 
-from dmltrain import models
+from dmltrain import initial, models
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.checkpoints import common_checkpoint
 from dmltrain.checkpoints.seal import Examined, sealed
+from dmltrain.mxnet_files import write
 from dmltrain.options import parse
 from dmltrain.train import common_network, resume
 from dmltrain.train.plan import Plan
@@ -146,6 +148,21 @@ def test_damage_that_only_the_program_of_a_file_finds(job, tmp_path, log):
     (error,) = read(job, tmp_path, log, "m-0001.params", load)
     assert str(error) == f"cannot read the weights in {tmp_path}/0/m-0001.params"
     job.close()
+
+
+def test_weights_of_an_old_mxnet_job_reach_workers_whose_file_is_missing_or_damaged(job, tmp_path, log):
+    network = models.create("mlp", image_shape=(1, 8, 8))
+    values = initial.first_values(network, 5)
+    content = write.parameters(network, values)
+    place(tmp_path, [content, content[:1000], None], "m-0001.params")
+
+    def load(store):
+        prefix = tmp_path / str(store.rank) / "m"
+        options = parse(["--network", "mlp", "--load-epoch", "1", "--model-prefix", str(prefix)])
+        return resume.load(prefix.with_name("m-0001.params"), options, network, store, log)["state"]["model"]
+
+    for found in job.all(load):
+        assert found.keys() == values.keys() and all(np.array_equal(found[name], values[name]) for name in values)
 
 
 def test_worker_0s_file_must_be_whole(tmp_path, log):

@@ -34,6 +34,7 @@ from tests.elastic_job import (  # noqa: F401
     start_scheduler,
     validation,
 )
+from tests.forked_job import forked
 from tests.launch.conftest import launcher  # noqa: F401
 from tests.waiting import wait_for
 
@@ -47,9 +48,8 @@ FILE = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
 
 
-@pytest.mark.parametrize("kvstore", ["dist_async", "dist_ssp"])
-def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, kvstore):
-    job = jobs.start("", "--monitor", 2, "--kv-store", kvstore, *AUDIT, workers=1)
+def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs):
+    job = jobs.start("", "--monitor", 2, "--kv-store", "dist_ssp", *AUDIT, workers=1)
     ends(job)
     shown = sorted({int(step) for step in re.findall(r"Batch: +(\d+)", job.output("worker-0"))})
     assert shown == list(range(2, shown[-1] + 1, 2)) and shown[-1] > 4
@@ -59,7 +59,6 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, k
     ("steps", "words"),
     [
         ("on workers", STOPS),
-        pytest.param("on servers", "", marks=thorough),
         pytest.param("on servers", STOPS, marks=thorough),
         ("on workers", "--macrobatch-size 40 --snapshot 1"),
         pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
@@ -70,17 +69,18 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs, k
 )
 def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):
     words = [*PREFIX, *STEPS[steps].split(), *words.split()]
-    plain, elastic = jobs.start("", *words, elastic=None), jobs.start("", *words, *AUDIT)
+    few = {"workers": 3, "servers": 1}
+    plain, elastic = jobs.start("", *words, elastic=None, **few), jobs.start("", *words, *AUDIT, **few)
     ends(elastic)
     plain.succeed()
-    assert digests(plain, range(4)) == digests(elastic, range(4))
-    assert validation(plain, 0) == validation(elastic, 3)
+    assert digests(plain, range(3)) == digests(elastic, range(3))
+    assert validation(plain, 0) == validation(elastic, 2)
     assert checkpoints(plain) == checkpoints(elastic)
     lines = r"(?:Step\[\d+\] Validation|Batch: ).*"
     assert re.findall(lines, plain.output("worker-0")) == re.findall(lines, elastic.output("worker-0"))
 
 
-@pytest.mark.parametrize("steps", ["on workers", *(pytest.param(each, marks=thorough) for each in [*STEPS][1:4])])
+@pytest.mark.parametrize("steps", ["on workers", *(pytest.param(each, marks=thorough) for each in [*STEPS][1:3])])
 def test_a_signal_to_one_worker_makes_the_snapshot_of_a_plain_job_also_when_workers_are_lost_and_come(jobs, steps):
     words = [*PREFIX, *STEPS[steps].split()]
     signals = f"1:before:train_step:3:notice,2:before:train_step:5:kill,{INVITED.format(8, 1)}"
@@ -95,25 +95,20 @@ def test_a_signal_to_one_worker_makes_the_snapshot_of_a_plain_job_also_when_work
         plain = jobs.start("", *words, "--max-iter", 3, elastic=None)
         plain.succeed()
         assert made == checkpoints(plain)["m-0000_iter_3.pt"]
-    jobs.start("", *words, "--load-iteration", 3, "--model-prefix", job.folder / "m").succeed()
+    else:
+        jobs.start("", *words, "--load-iteration", 3, "--model-prefix", job.folder / "m").succeed()
 
 
 TWO_BITS = "--gc-type 2bit --host-sum off"
 
 
 @pytest.mark.parametrize(
-    ("fault", "least", "words"),
-    [
-        (LOST, 1, ""),
-        pytest.param("", None, "", marks=thorough),
-        ("", None, TWO_BITS),
-        pytest.param("", 1, TWO_BITS, marks=thorough),
-    ],
+    ("fault", "least", "words"), [(LOST, 1, ""), ("", None, TWO_BITS), pytest.param("", 1, TWO_BITS, marks=thorough)]
 )
 def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, fault, least, words):
     """A job that has lost a worker, and one that has not, elastic or plain."""
-    words = words.split()
-    first = jobs.start(fault, *PREFIX, *words, *(AUDIT if least else []), "--max-iter", 5, elastic=least)
+    words, few = words.split(), {"workers": 3, "servers": 1}
+    first = jobs.start(fault, *PREFIX, *words, *(AUDIT if least else []), "--max-iter", 5, elastic=least, **few)
     if least:
         ends(first, **({"worker_1": KILLED} if fault else {}))
     else:
@@ -124,15 +119,15 @@ def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, fa
         folder.mkdir()
         shutil.copy(first.folder / "m-0000_iter_5.pt", folder)
         more = ["--model-prefix", folder / "m", "--load-iteration", 5, *(AUDIT if other else [])]
-        job = jobs.start("", *words, *more, elastic=other)
+        job = jobs.start("", *words, *more, elastic=other, **few)
         job.succeed()
-        found |= digests(job, range(4))
+        found |= digests(job, range(3))
         if other:
-            assert count(job.folder / "audit").problems == ("epoch 0: never committed: 80 position(s): 0-79",)
+            assert count(job.folder / "audit").problems == ("epoch 0: never committed: 60 position(s): 0-59",)
     if not fault:
-        whole = jobs.start("", "--snapshot", 5, *PREFIX, *words, elastic=None)
+        whole = jobs.start("", "--snapshot", 5, *PREFIX, *words, elastic=None, **few)
         whole.succeed()
-        found |= digests(whole, range(4))
+        found |= digests(whole, range(3))
     assert len(found) == 1
 
 
@@ -141,15 +136,15 @@ def test_broken_records_are_skipped_as_in_a_plain_job(jobs, tmp_path):
     file = image_records.write(tmp_path / "a.rec", range(40), lambda number, image: image * (number not in (5, 17)))
     words = f"--dataset imagenet --num-classes 4 --image-shape 3,16,16 --num-examples 40 --lr 0.005 --data-train {file}"
     words = [*words.split(), "--data-val", file, "--skip-broken", 4]  # two in training, two in validation
-    plain, elastic = jobs.start("", *words, elastic=None), jobs.start("", *words, *AUDIT)
+    plain, elastic = jobs.start("", *words, servers=1, elastic=None), jobs.start("", *words, *AUDIT, servers=1)
     plain.succeed()
     ends(elastic)
     assert digests(plain, range(4)) == digests(elastic, range(4))
     assert elastic.output("worker-0").count("All workers together skipped 4 records in this epoch") == 2
-    fewer = jobs.start("1:before:complete:2:kill,2:before:barrier:2:kill", *words, *AUDIT)
+    fewer = jobs.start("1:before:complete:2:kill,2:before:barrier:2:kill", *words, *AUDIT, servers=1)
     ends(fewer, worker_1=KILLED, worker_2=KILLED)
     image_records.write(file, range(40), lambda number, image: image * bool(number % 3))
-    too_many = jobs.start("", *words[:-1], 1)
+    too_many = jobs.start("", *words[:-1], 1, servers=1)
     codes = too_many.wait().values()
     assert 2 in codes and {*codes} <= {2, 75}, too_many.outputs()
     assert "--skip-broken 1 allows no more" in too_many.outputs()
@@ -192,8 +187,7 @@ def ended(job, reason):
 HEARD = INVITED.format(6, 1)
 NOTICES = {
     "steps of all": (f"1:after:pushpull:7:leave,{HEARD}", []),
-    # Worker 1 is in the middle of a step then, which it makes no more: nobody may wait for it.
-    # Worker 1 has made a local step of the second average then, and makes no more.
+    # Worker 1 has made local steps of an average then, and makes no more: nobody may wait for it.
     "local steps": (
         "1:before:train_step:3:leave,1:before:train_step:4:until/after/announce/2,0:before:train_step:3:until/after/invite/1",
         STEPS["dist_local"].split(),
@@ -218,16 +212,17 @@ def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs, faults,
         more = ["--model-prefix", folder / "m", "--load-epoch", "last", *words]
         other = jobs.start("", *more, workers=2, servers=1, elastic=least)
         other.succeed()
-        assert re.search(r"Loaded checkpoint of epoch 0 and \d+ steps of the next", other.output("worker-0"))
+        # The loss may come before the first average: then the checkpoint has no steps.
+        rest = "( and [0-9]+ steps of the next)" + "?" * ("dist_local" in words)
+        assert re.search(f"Loaded checkpoint of epoch 0{rest}", other.output("worker-0"))
         found |= digests(other, (0, 1))
     assert words == OWN_STEPS or len(found) == 1, "an elastic job goes on from it as a plain one does"
 
 
 @thorough
-@pytest.mark.parametrize("how", ["kill", "leave"])
-def test_a_job_that_has_waited_in_vain_ends_with_a_checkpoint(jobs, how):
+def test_a_job_that_has_waited_in_vain_ends_with_a_checkpoint(jobs):
     environment = {"DMLTRAIN_WAIT_FOR_HOSTS": "1", "DMLTRAIN_MAX_WORKERS": "4"}
-    job = jobs.start(f"1:after:pushpull:7:{how}", *PREFIX, workers=2, servers=1, elastic=2, env=environment)
+    job = jobs.start("1:after:pushpull:7:kill", *PREFIX, workers=2, servers=1, elastic=2, env=environment)
     few = "the job ends: 1 worker is left, and --min-workers is 2"
     ended(job, rf"{few}: no more have come within \d+ s \(--wait-for-hosts\)")
 
@@ -310,11 +305,7 @@ def refused(job, text, codes=(2,)):
 @pytest.mark.parametrize(
     ("words", "program", "said"),
     [
-        (
-            "--factors auto --test-io 1",
-            "elastic.py",
-            f"leave one of them out; {NOT_WITH.format('--factors auto')}",
-        ),
+        ("--factors auto --test-io 1", "elastic.py", f"leave one of them out; {NOT_WITH.format('--factors auto')}"),
         (".", "phases.py", "error: kvstore.create: this job was started with --elastic, which programs that use the"),
     ],
     ids=["several problems at once", "a program of one's own"],
@@ -463,7 +454,7 @@ def test_the_launcher_replaces_a_worker_and_the_only_server_of_a_real_training(l
     options = ("-n", 3, "-s", 1, "--elastic", "--restart-servers", 1, "--restart-workers", 1)
     words = ("--kv-store", "dist_sync", "--batch-size", 16, "--emulate-step", 0.1, "--audit", tmp_path / "audit")
     program = Path(__file__).parent / "programs/two_die_once.py"
-    done = launcher.start(*options, program, *words, env={"PID": str(tmp_path / "pid")}).wait(250)
+    done = launcher.start(*options, *forked(program, *words), env={"PID": str(tmp_path / "pid")}).wait(250)
     assert done.code == 0, done
     logs = [launcher.log(f"worker-{rank}").decode() for rank in range(3)]
     for name in ("worker 1", "server 0"):

@@ -2,10 +2,10 @@
 sample once. Where all workers make each step together, a replay has the same weights. What is judged after each job:
 tests/elastic_job.py.
 
-Two tables. The first is an array: each kind of fault at each kind of moment, with exact moments, ways on the wire and
-kinds of steps in turn, so that each pair of any two of fault, kind of moment, way and kind of steps occurs, and each
-exact moment. The whole array of faults, kinds of moments and kinds of steps is exhaustive, as is that of faults, kinds
-of moments and ways. The second has jobs with something of their own. What happens in any order is in
+Two tables. The first is an array: each kind of fault at two of the four kinds of moments, with exact moments, ways on
+the wire and kinds of steps in turn, so that each pair of any two of kind of moment, way and kind of steps occurs, and
+each exact moment. The whole array of faults, kinds of moments and kinds of steps is exhaustive, as is that of faults,
+kinds of moments and ways. The second has jobs with something of their own. What happens in any order is in
 tests/kvstore/test_simulated.py, which runs thousands of schedules for each job here.
 """
 
@@ -71,16 +71,17 @@ thorough, exhaustive = pytest.mark.thorough, pytest.mark.exhaustive
 
 
 def cells():
-    """With the sums of the field, each pair of a way and a kind of steps occurs for each four faults."""
+    """With the sums of the field, each pair of a way and a kind of steps occurs for each four faults. CI has every
+    other cell, like the black fields of a chessboard that is shifted by one after each four faults."""
     found = []
     for row, fault in enumerate(FAULTS):
         for column, (kind, exact) in enumerate(MOMENTS.items()):
-            moment = [*exact][(row + row // len(exact)) % len(exact)]
+            moment = [*exact][row // 2 % len(exact)]
             turn = WAYS[row % 4 ^ column], STEPS[row % 4 ^ TWICE[column]]
             every = [turn, *((way, STEPS[0]) for way in WAYS), *((turn[0], steps) for steps in STEPS)]
             for way, steps in dict.fromkeys(every):
                 marks = [] if row == 4 * column else [thorough]  # each kind of moment, way and kind of steps once
-                marks = marks if (way, steps) == turn else [exhaustive]
+                marks = marks if (way, steps) == turn and (row // 4 + row + column) % 2 == 0 else [exhaustive]
                 name = f"{fault}, {moment}, {way}, {steps}"
                 found.append(pytest.param(fault, kind, moment, way, steps, marks=marks, id=name))
     return found
@@ -102,7 +103,8 @@ def faults_of(fault, kind, moment, steps):
 
 def test_each_pair_occurs():
     chosen = [cell.values for cell in cells() if exhaustive not in cell.marks]
-    for one, other in itertools.combinations((0, 1, 3, 4), 2):
+    assert {name: [cell[0] for cell in chosen].count(name) for name in FAULTS} == dict.fromkeys(FAULTS, 2)
+    for one, other in itertools.combinations((1, 3, 4), 2):
         pairs = {(cell[one], cell[other]) for cell in chosen}
         assert pairs == {*itertools.product(*({cell[each] for cell in chosen} for each in (one, other)))}
     assert {cell[2] for cell in chosen} == {name for exact in MOMENTS.values() for name in exact}
@@ -153,9 +155,7 @@ IN_TEST = {
 }
 JOBS = {
     # Workers are lost.
-    "the leader before a checkpoint": Row("0:before:write:1:kill"),
     "the leader in the middle of a checkpoint": Row("0:before:put:2:kill", way="int8"),  # it has residuals
-    "the leader after a checkpoint": Row("0:after:write:2:kill"),
     "in the last op": Row("2:before:complete:24:kill", late=True),
     "all but one": Row(f"{KILL},0:before:complete:5:kill,3:after:pushpull:24:kill", workers=4),
     "each of the others at another moment of the change": Row(
@@ -180,17 +180,12 @@ JOBS = {
     "a worker before a snapshot": Row("1:before:barrier:2:kill", options=f"{STOPS} {RESNET}", workers=2),
     "a worker in the last round before a test": Row("1:after:pushpull:5:kill", options=STOPS),
     "a worker in the run's last round": Row("1:after:pushpull:32:kill", options=STOPS, late=True),
-    "a worker in a test in mid-epoch": Row("1:before:evaluate:1:kill", "on servers", options=STOPS),
     "a worker in a test in mid-epoch, with steps of their own": Row(
         "1:before:evaluate:1:kill", "dist_ssp", options=STOPS
-    ),
-    "a worker in the last step before a test, with steps of its own": Row(
-        "1:after:push:4:kill", "dist_async", options=STOPS
     ),
     "a server in the middle of a snapshot": Row(
         "0:before:put:2:server/1", "on servers", options=f"{STOPS} {EACH_STEP}", replayed=True
     ),
-    "a worker leaves at a snapshot": Row(f"1:before:barrier:2:leave,{INVITED.format(8, 1)}", options=STOPS),
     "a worker joins before a test": Row(INVITED.format(2, 1), options=STOPS, come=(3,)),
     "several batches a step": Row("1:after:pushpull:4:kill", options=f"{SEVERAL} --snapshot 2"),
     "the leader in the middle of a snapshot, with local steps": Row("0:before:put:2:kill", "dist_local", "int8", STOPS),
@@ -198,7 +193,6 @@ JOBS = {
         JOINS.replace(":6:", ":4:"), "dist_local", options=SEVERAL, come=(3,)
     ),
     "several batches a step, and one joins": Row(JOINS.replace(":6:", ":2:"), "dist_ssp", options=SEVERAL, come=(3,)),
-    "several batches a step on servers": Row("1:after:push:4:kill", "on servers", options=f"{SEVERAL} {RESNET}"),
     # The average of weights is in the checkpoints, and its digest in the log.
     "clipped, with an average of weights": Row(f"{KILL},{JOINS}", options=AVERAGED, come=(3,)),
     "who lacks results gets the average from another": Row(
@@ -214,23 +208,17 @@ JOBS = {
     "tls": Row("1:after:pushpull:8:kill", way="tls"),
     # A round that is aborted leaves nothing in residuals: the replay, where it is not aborted, has the same weights,
     # and residuals in its checkpoints.
-    "2bit": Row(KILL, way="2bit", says=[ZERO]),
     "2bit with a threshold, whose sums depend on the number of workers": Row(
-        f"{KILL},{JOINS}", way="2bit", options="--gc-threshold 0.02", come=(3,)
+        f"{KILL},{JOINS}", way="2bit", options="--gc-threshold 0.02", come=(3,), says=[ZERO]
     ),
     "topk": Row("1:after:pushpull:7:kill", way="topk", says=[ZERO]),
-    "int8": Row("1:after:pushpull:9:kill", way="int8", says=[ZERO]),
-    "fp16": Row(KILL, way="fp16", silent=["residuals begin at zero"]),
     "adam on servers": Row(PUSHED, "on servers", options="--optimizer adam"),
     "adam and 2bit with dist_ssp": Row(PUSHED, "dist_ssp", "2bit", "--staleness 2 --optimizer adam"),
-    "nobody, with steps of their own": Row("", "dist_ssp", options="--staleness 2"),
     "one in the view without the other": Row(f"{PUSHED},2:before:exchange:1:kill", "dist_ssp", workers=4),
-    "one when all have told what they hold": Row(f"{PUSHED},2:before:settle:1:kill", "dist_async", workers=4),
     "a worker between averages": Row(
         BETWEEN_AVERAGES, "dist_local", says=["any: View 2 after op 1: workers 0, 2; 12 "]
     ),
     "a worker in an average": Row("1:before:complete:2:kill", "dist_local", "int8"),
-    "the leader in the last average of an epoch": Row("0:after:pushpull:8:kill", "dist_local"),
     # Servers are lost.
     "a server in the last op": Row("2:before:complete:24:server/1", late=True),
     # Worker 0 holds op 4 when it kills the server, the others do not.
@@ -243,16 +231,11 @@ JOBS = {
         f"0:after:complete:4:server/1,{LACK}", options=RESNET, views={"behind": [(1, 2)]}
     ),
     "a server is killed, and who lacks the average gets it from another": Row(
-        f"0:after:complete:2:server/1,{LACK.replace(':4:', ':2:')}",
-        "dist_local",
-        views={"behind": [(1, 2)]},
+        f"0:after:complete:2:server/1,{LACK.replace(':4:', ':2:')}", "dist_local", views={"behind": [(1, 2)]}
     ),
     # It waits in the barrier that follows.
     "who holds the last round of an epoch alone gives its step to the others": Row(
         f"0:after:complete:7:server/0,{LACK.replace(':4:', ':7:')}", views={"behind": [(1, 2)]}
-    ),
-    "a server while a server's loss changes the view": Row(
-        "1:before:complete:4:server/0,2:after:announce:2:server/1", servers=3
     ),
     "a server when all have told what they hold": Row(f"{PUSHED},0:before:settle:1:server/1", "dist_ssp"),
     "a lost server's state was copied after each step": Row(
@@ -277,9 +260,6 @@ JOBS = {
     # Workers leave.
     "residuals are handed over": Row(
         HANDS_OVER, way="int8", says=[TAKES_OVER], silent=[RESIDUALS_LOST], views={"hands_over": [(1,)]}
-    ),
-    "residuals of topk are handed over": Row(
-        HANDS_OVER, way="topk", says=[TAKES_OVER], silent=[RESIDUALS_LOST], views={"hands_over": [(1,)]}
     ),
     "bf16 has nothing to hand over": Row(
         HANDS_OVER, way="bf16", silent=["takes over the residuals"], views={"hands_over": []}
@@ -333,7 +313,6 @@ JOBS = {
             "1:before:exchange:1:kill": "1",
             "1:after:settle:1:kill": "",
             "0:before:exchange:1:kill": "0",
-            "2:after:exchange:1:kill": "2",
         }.items()
     },
     **{
@@ -368,12 +347,11 @@ JOBS = {
         views={"servers": REPLACED},
     ),
     "a server is replaced, with fp16": Row(
-        f"{IN_ROUND_5},{INVITED.format(7, 1)}", way="fp16", servers_come=(1,), views={"servers": REPLACED}
-    ),
-    "it is replaced twice": Row(
-        f"{IN_ROUND_5},{INVITED.format(7, 1)},2:after:complete:9:server/1,{INVITED.format(12, 2)}",
-        servers_come=(1, 1),
-        views={"servers": [*REPLACED, *REPLACED[1:]]},
+        f"{IN_ROUND_5},{INVITED.format(7, 1)}",
+        way="fp16",
+        servers_come=(1,),
+        views={"servers": REPLACED},
+        silent=["residuals begin at zero"],
     ),
     # Some of the workers cannot connect to it then, and wait for the view without it.
     "the replacement is killed while it joins": Row(
@@ -423,14 +401,6 @@ JOBS = {
     "a replacement gets the state from the other servers": Row(
         "1:before:evaluate:1:server/1", "on servers", options=EACH_STEP, workers=2, servers_come=(1,)
     ),
-    "the only server is replaced, with steps of their own": Row(
-        "1:before:evaluate:1:server/0",
-        "dist_ssp",
-        options=f"--staleness 2 {EACH_STEP}",
-        workers=2,
-        servers=1,
-        servers_come=(0,),
-    ),
     "one of two servers is replaced, with steps of their own": Row(
         "1:after:push:7:server/1", "dist_ssp", options=f"--staleness 2 {EACH_STEP}", workers=2, servers_come=(1,)
     ),
@@ -444,9 +414,6 @@ JOBS = {
     ),
     "two workers before the scheduler comes back": Row(
         f"{KILL},0:after:freeze:1:scheduler,2:before:introduce:1:kill", env="HEARTBEAT_TIMEOUT=3", workers=4
-    ),
-    "two workers, one when the scheduler has come back": Row(
-        f"{KILL},0:after:freeze:1:scheduler,2:after:introduce:1:kill", env="HEARTBEAT_TIMEOUT=3", workers=4
     ),
     # The second one before it has seen anybody, or in the next epoch.
     "the scheduler twice": Row(
@@ -469,13 +436,12 @@ JOBS = {
         come=(3,),
         views={"members": [(0, 1, 2), (0, 1, 2, 3), (0, 1, 2)]},
     ),
-    "one that has joined is lost in validation": Row(f"{INVITED.format(3, 1)},3:before:evaluate:2:kill", come=(3,)),
     "more workers than samples in a step": Row(
         INVITED.format(3, 1), options="--batch-size 1 --num-examples 40", workers=2, come=(2, 3, 4)
     ),
     **{
         f"one joins and another is lost, {steps}": Row(f"{PUSHED},{JOINS}", steps, come=(3,))
-        for steps in ("on servers", "dist_async", "dist_ssp")
+        for steps in ("on servers", "dist_ssp")
     },
     # The newcomer has the others' state, and takes part in the next deal.
     "another is lost before a newcomer has made a step": Row(f"2:after:settle:1:kill,{JOINS}", "dist_async", come=(3,)),

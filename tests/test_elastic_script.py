@@ -60,9 +60,8 @@ def test_without_a_fault_it_is_the_plain_job_bit_for_bit(start):
 
 # Ops of 3 workers: 1 to 15 rounds of 96 samples, the last one of less; 16 statistics, 17 validation; 18 to 34 the same.
 MOMENTS = {
-    "when it holds a round": ("1:after:3", 3),
     "the leader, when statistics are merged": ("0:before:16", 3),
-    "all but one": ("0:in:3,1:in:9,2:before:16", 4),
+    "all but one": ("0:in:3,1:after:9,2:before:16", 4),
 }
 
 
@@ -108,8 +107,7 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(start, faults, saves
 
 @thorough
 @pytest.mark.parametrize(
-    "moment, lost",
-    [("reads:4", "after:4"), ("reads-in:5", "after:4"), ("reads:15", "after:15"), ("saves-after:15", "after:15")],
+    "moment, lost", [("reads:4", "after:4"), ("reads-in:5", "after:4"), ("saves-after:15", "after:15")]
 )
 def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_is_told_how(start, moment, lost):
     job = start(f"0:{moment},1:{lost}", **ON_SERVERS)
@@ -130,9 +128,9 @@ def test_servers_state_is_copied_as_often_as_the_script_says(start, seconds, los
 
 
 @thorough
-@pytest.mark.parametrize("lost, leader, joins", [(0, 1, 9), (1, 0, 19), (2, 0, 32)])
+@pytest.mark.parametrize("lost, leader, joins", [(0, 1, 9), (1, 0, 19)])
 def test_a_replacement_gets_the_state_and_goes_on_with_the_others(start, lost, leader, joins):
-    """In the middle of an epoch; with the first round of one (the one before has a round more); near the end."""
+    """In the middle of an epoch; with the first round of one (the one before has a round more)."""
     job = start(f"{lost}:in:5,{leader}:invited:{joins}")
     replace(job, lost, leader)
     printed = survived(job, {0, 1, 2} - {lost}, **{f"worker_{lost}": KILLED})

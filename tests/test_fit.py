@@ -145,15 +145,8 @@ def test_both_backends_start_with_the_same_weights_and_batches(run):
 # -- the same again ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(RESNET, marks=pytest.mark.thorough),
-        [*RESNET, "--devices", "cpu:2", "--optimizer", "adam"],
-    ],
-    ids=" ".join,
-)
-def test_the_same_command_gives_the_same_run(train, words):
+def test_the_same_command_gives_the_same_run(train):
+    words = [*RESNET, "--devices", "cpu:2", "--optimizer", "adam"]
     first, second = (train(*words, "--num-epochs", 2, "--num-examples", 300) for _ in range(2))
     assert first.results() == second.results() and len(first.results()) > 6
     assert train(*words, "--num-epochs", 2, "--num-examples", 300, "--seed", 1).digest() != first.digest()
@@ -162,7 +155,6 @@ def test_the_same_command_gives_the_same_run(train, words):
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(RESNET, marks=pytest.mark.thorough),
         ["--optimizer", "adam"],
         [*RESNET, "--devices", "cpu:2"],
         pytest.param(["--dtype", "float16"], marks=pytest.mark.thorough),
@@ -424,15 +416,7 @@ def test_other_kvstores_learn(tmp_path, line):
         assert float(resumed[0].values("Validation-accuracy", 0)[-1]) > 0.85
 
 
-@pytest.mark.parametrize(
-    ("role", "backend"),
-    [
-        ("scheduler", "torch"),
-        ("server", "mxnet"),
-        pytest.param("scheduler", "mxnet", marks=pytest.mark.thorough),
-        pytest.param("server", "torch", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize(("role", "backend"), [("scheduler", "torch"), ("server", "mxnet")])
 def test_servers_that_are_not_needed_leave_at_once_without_a_framework(role, backend):
     program = (
         "import sys\nfrom dmltrain import fit\ntry:\n"
@@ -500,7 +484,8 @@ def test_interrupted(tmp_path):
 @pytest.mark.parametrize("data, words", [("mnist", []), ("cifar10", ["--num-layers", "8", "--batch-size", "64"])])
 def test_real_data(real_data, tmp_path, data, words):
     words = ["--kv-store", "local", "--data-dir", real_data / data, "--num-examples", 1280, "--num-epochs", 1, *words]
+    words += ["--num-val-examples", 500]
     code, text = run_forked(tmp_path, EXAMPLES / f"train_{data}.py", *words, environment=environment())
     assert code == 0, text
     assert float(Log(text).values("Train-accuracy")[0]) > 0.15
-    assert "10000 validation samples" in text
+    assert "1280 training and 500 validation samples" in text

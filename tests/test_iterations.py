@@ -9,6 +9,7 @@ import pytest
 from dmltrain import models
 from dmltrain.checkpoints import checkpoint
 from dmltrain.report import reading
+from tests.mxnet_files import made
 from tests.test_fit import RESNET, SYNC, backend, finished, run, saved, train  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
@@ -75,16 +76,9 @@ def test_max_iter_ends_the_run_in_an_epoch(train, backend, tmp_path):  # noqa: F
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(RESNET, marks=pytest.mark.thorough),
-        ["--optimizer", "adam", "--lr-policy", "poly", "--lr-power", "1"],
-    ],
-    ids=str,
-)
-def test_a_run_that_resumes_from_a_snapshot_equals_an_uninterrupted_one(train, backend, tmp_path, words):  # noqa: F811
-    words = [*words, *SMALL, "--num-epochs", 2, "--snapshot", 4, "--model-prefix", tmp_path / "m"]
+def test_a_run_that_resumes_from_a_snapshot_equals_an_uninterrupted_one(train, backend, tmp_path):  # noqa: F811
+    words = ["--optimizer", "adam", "--lr-policy", "poly", "--lr-power", "1", *SMALL, "--num-epochs", 2]
+    words += ["--snapshot", 4, "--model-prefix", tmp_path / "m"]
     whole = train(*words)
     suffix = saved(tmp_path / "m", 1, backend).suffix
     all_names = [f"m-{name}{suffix}" for name in ("0000_iter_4", "0000_iter_8", "0001_iter_12", "0001_iter_16")]
@@ -102,10 +96,9 @@ def test_a_run_that_resumes_from_a_snapshot_equals_an_uninterrupted_one(train, b
         assert resumed.values("Validation-accuracy")[-1] == whole.values("Validation-accuracy")[1]
 
 
-@pytest.mark.thorough
 def test_masks_of_dropout_after_a_snapshot_are_those_of_a_resumed_run(run, tmp_path):  # noqa: F811
-    """vgg is the smallest network with dropout."""
-    words = ["--network", "vgg", "--num-layers", 11, "--dataset", "synthetic", "--image-shape", "3,32,32"]
+    (tmp_path / "with-dropout-symbol.json").write_bytes(made.shared().content())
+    words = ["--network", tmp_path / "with-dropout-symbol.json", "--dataset", "synthetic", "--image-shape", "3,9,9"]
     words += ["--num-examples", 16, "--batch-size", 4, "--num-epochs", 1, "--model-prefix", tmp_path / "m"]
     whole = run(*words, "--snapshot", 2)
     saved(tmp_path / "m", 1).unlink()

@@ -1,7 +1,6 @@
 """From options to the data of a run, and workers that have different data."""
 
 import contextlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -19,44 +18,26 @@ from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.train import loading
 from dmltrain.train.loading import check_broken
 from tests import image_records
-
-
-class Store:
-    """Of one of several workers that are threads here; sums their arrays by name."""
-
-    is_distributed = True
-    is_alone = False
-
-    def __init__(self, rank: int = 0, num_workers: int = 1, shared: dict | None = None) -> None:
-        self.rank, self.num_workers = rank, num_workers
-        self._shared = shared or {"barrier": threading.Barrier(1), "arrays": {}}
-
-    def all_reduce(self, name, array):
-        self._shared["arrays"][self.rank] = array
-        self._shared["barrier"].wait(120)
-        total = sum(self._shared["arrays"][rank] for rank in range(self.num_workers))
-        self._shared["barrier"].wait(120)
-        return total
+from tests.scripts_grammar.memory_store import Group, MemoryStore
 
 
 def together(words_of_each):
     """What `loaded` returns or raises on each of the workers of a job."""
-    count = len(words_of_each)
-    shared = {"barrier": threading.Barrier(count), "arrays": {}}
+    group = Group(len(words_of_each))
 
     def one(rank):
         try:
-            return loaded(words_of_each[rank], Store(rank, count, shared))
+            return loaded(words_of_each[rank], MemoryStore(group, rank))
         except UserError as error:
             return str(error)
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+    with ThreadPoolExecutor(group.workers) as pool:
+        return list(pool.map(one, range(group.workers)))
 
 
 def loaded(words, store=None):
     """(data set, parts) for a command line."""
-    store = store or Store()
+    store = store or MemoryStore(Group(1), 0)
     found = options.parse(words.split(), defaults={"batch_size": 4})
     dataset = loading.load_dataset(found, store, lambda line: None)
     return dataset, loading.parts_of(found, dataset, store), found
@@ -98,7 +79,7 @@ def test_workers_with_local_parts_have_synthetic_samples_of_their_own_and_share_
         assert (dataset.train.labels == whole.train.labels[rank::2]).all()
         assert (dataset.validation.images == whole.validation.images).all()
         assert isinstance(parts, Local) and parts.sizes == (11, 10)
-    store = Store()
+    store = MemoryStore(Group(1), 0)
     dataset, _, found = loaded("--dataset synthetic --num-examples 40 --data-parts local", store)
     assert not loading.has_own_validation(found, dataset, store)
 

@@ -249,14 +249,6 @@ def test_mxnets_own_reader_reads_our_lines() -> None:
     assert read[2] == pytest.approx([0.455, 0.5, 13.0])
 
 
-def test_mxnets_own_reader_reads_our_small_numbers() -> None:
-    """Where it takes 1.2e-05 for 1.2; so no exponent is ever in our lines."""
-    names = ("Train-accuracy", "Validation-accuracy", "Time cost")
-    assert as_mxnet_reads([f"Epoch[0] {name}=1.2e-05" for name in names]) == {0: [1.2] * 3}
-    ours = as_mxnet_reads([record.value(0, name, 1.2e-05) for name in names])
-    assert ours[0] == pytest.approx([1.2e-05] * 3)
-
-
 def test_the_names_of_time_categories_are_stable() -> None:
     """Logs of every version are read by them."""
     assert record.COMMUNICATION == ("bound", "compute", "own-host", "wire", "server", "straggler")

@@ -227,11 +227,7 @@ PROTOCOLS = {
         (*message.BY_OP.values(), *message.BY_KIND.values()),
     ),
     "COMMANDS": Protocol(
-        COMMANDS,
-        protocol.encode_command,
-        protocol.decode_command,
-        ProtocolError,
-        list(commands.COMMANDS.values()),
+        COMMANDS, protocol.encode_command, protocol.decode_command, ProtocolError, list(commands.COMMANDS.values())
     ),
     "EVENTS": Protocol(
         EVENTS,

@@ -15,6 +15,7 @@ from dmltrain.base.env import Environment, read
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.transport import tls
 from tests.copied_tree import search_path
+from tests.forked_job import PLAIN, forked
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests/kvstore/programs/transport.py"
@@ -37,7 +38,8 @@ def test_each_level_gives_the_same_values_and_leaves_no_secret(tmp_path):
     """The jobs run side by side."""
     for level in LEVELS:
         (tmp_path / level).mkdir()
-    jobs = {level: launch(tmp_path / level, level, PROGRAM, "tcp", "tcp", "none", 1, 4, "") for level in LEVELS}
+    program = forked(PROGRAM, "tcp", "tcp", "none", 1, 4, "", backend=PLAIN)
+    jobs = {level: launch(tmp_path / level, level, *program) for level in LEVELS}
     results = {}
     for level, job in jobs.items():
         output, _ = job.communicate(timeout=100)

@@ -1,7 +1,6 @@
 """Jobs whose workers have other checkpoints, or other weights: they agree, or end with the name of who differs."""
 
 import re
-from functools import partial
 
 import pytest
 
@@ -13,17 +12,6 @@ PREFIX = ["--model-prefix", "m"]
 SUFFIX = {"torch": ".pt", "mxnet": ".npz"}
 
 
-@pytest.fixture
-def train(start_forked, tmp_path):
-    """train(*options) -> a job in which each of two workers has a folder of its own, which the next job also has."""
-
-    def start(*options, backend="torch"):
-        words = ["--backend", backend, *options]
-        return start_forked("own_folder.py", tmp_path, *words, workers=2, servers=2, backend=backend)
-
-    return start
-
-
 def spread(tmp_path, name, contents):
     """Give each worker a file; None: it has none."""
     for rank, content in enumerate(contents):
@@ -32,28 +20,6 @@ def spread(tmp_path, name, contents):
         file.unlink(missing_ok=True)
         if content is not None:
             file.write_bytes(content)
-
-
-def digests(job):
-    return {re.search(r"Final weights sha256=(\w+)", job.output(f"worker-{rank}"))[1] for rank in (0, 1)}
-
-
-@pytest.mark.thorough
-def test_weights_of_an_old_mxnet_job_reach_a_worker_without_them(train, tmp_path):
-    installed("mxnet")
-    train = partial(train, backend="mxnet")
-    words = [*SYNC, *PREFIX]
-    train(*words, "--num-epochs", 1).succeed()
-    (tmp_path / "0" / "m-0001.npz").unlink()
-    content = (tmp_path / "0" / "m-0001.params").read_bytes()
-    for damaged in (None, content[:1000]):
-        spread(tmp_path, "m-0001.params", [content, damaged])
-        job = train(*words, "--num-epochs", 2, "--load-epoch", "last")
-        job.succeed()
-        assert len(digests(job)) == 1 and "Loaded weights of epoch 1" in job.output("worker-1")
-        assert "Taking worker 0's copy" in job.output("worker-1")
-        (tmp_path / "0" / "m-0002.npz").unlink()
-        (tmp_path / "0" / "m-0002.params").unlink()
 
 
 def test_a_job_resumes_without_a_shared_disk_and_notices_a_faulty_worker(start_forked, tmp_path):
@@ -89,11 +55,7 @@ def named(job, first_epoch):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "words"),
-    [
-        ("torch", ["--update-on-kvstore", 1]),
-        ("mxnet", ["--update-on-kvstore", 1]),
-        ("mxnet", ["--update-on-kvstore", 0, "--optimizer", "adam"]),
-    ],
+    [("torch", ["--update-on-kvstore", 1]), ("mxnet", ["--update-on-kvstore", 0, "--optimizer", "adam"])],
 )
 def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_forked, tmp_path, backend, words):
     installed(backend)

@@ -16,17 +16,23 @@ def tiered(
     key: Callable[[Any], Sequence[Hashable]] = tuple,
     name: Callable[[Any], str] | None = None,
     few: Callable[[Any], Sequence[Hashable]] | None = None,
+    paired: Callable[[Any], Sequence[Hashable]] | None = None,
 ) -> list[Any]:
     """All cases for `parametrize`: `make test` runs some that have every pair of values, .ci/run every three.
 
     `key(case)` are the values that are combined. With `name` a case is one argument of the test, called `name(case)`.
-    Where a case is expensive, `make test` has only each value of `few(case)`, and .ci/run only the pairs, too.
+    Where a case is expensive, `make test` has only each value of `few(case)`, and .ci/run only the pairs, too: of
+    `paired(case)`, if that is given.
     """
     keys = [tuple(key(case)) for case in cases]
     assert len(set(keys)) == len(keys), "two cases have the same values"
-    pairs = set(covering(keys, 2))
-    fewer = [tuple(few(case)) for case in cases] if few else []
-    in_test = {keys[fewer.index(each)] for each in covering(fewer, 1)} if few else pairs
+
+    def some(values: Callable[[Any], Sequence[Hashable]], strength: int) -> set[tuple[Hashable, ...]]:
+        of_cases = [tuple(values(case)) for case in cases]
+        return {keys[of_cases.index(each)] for each in covering(of_cases, strength)}
+
+    pairs = set(covering(keys, 2)) if paired is None else some(paired, 2)
+    in_test = some(few, 1) if few else pairs
     in_ci = pairs if few else pairs | set(covering(keys, 3))
 
     def marks(values: tuple[Hashable, ...]) -> list[pytest.MarkDecorator]:

@@ -40,13 +40,7 @@ class TrainBatches:
     It always has `part.steps` batches; the last ones may be smaller, down to (0, C, H, W).
     """
 
-    def __init__(
-        self,
-        split: Samples,
-        part: Part,
-        threads: int = 1,
-        prefetch_bytes: int = PREFETCH_BYTES,
-    ) -> None:
+    def __init__(self, split: Samples, part: Part, threads: int = 1, prefetch_bytes: int = PREFETCH_BYTES) -> None:
         self._split, self._part, self._threads, self._prefetch_bytes = split, part, threads, prefetch_bytes
         self._indices = range(part.steps)
 

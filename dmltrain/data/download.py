@@ -159,7 +159,7 @@ def _try_lock(path: Path) -> BinaryIO | None:
 @contextlib.contextmanager
 def terminal_progress(name: str, total: int | None) -> Iterator[Advance]:
     """A progress bar on a terminal if rich is installed, else a line of text per tenth."""
-    if not (sys.stderr.isatty() and _has_rich()):
+    if not (sys.stderr.isatty() and importlib.util.find_spec("rich") is not None):
         yield _Lines(name, total).advance
         return
     from rich.console import Console
@@ -170,10 +170,6 @@ def terminal_progress(name: str, total: int | None) -> Iterator[Advance]:
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=total)
         yield lambda count: bar.update(task, advance=count)
-
-
-def _has_rich() -> bool:
-    return importlib.util.find_spec("rich") is not None
 
 
 class _Lines:

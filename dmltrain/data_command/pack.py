@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_threads(arguments.num_thread)
     prefix, root = Path(arguments.prefix), Path(arguments.root)
     parts = listing.ListDivision(arguments.chunks, arguments.train_ratio, arguments.test_ratio)
-    folder = _is_folder_of_images(root)
+    folder = next((row for row in FORMATS if row.recognises(root)), None) is image_folder.FORMAT
     lists = _lists(prefix) if folder and not arguments.list else []
     if lists:
         say(f"packs what {', '.join(map(str, lists))} has; to look into {root} again, delete the list")
@@ -105,11 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
         sources = [(prefix.with_name(prefix.name + ".rec"), _other(root, encoding, arguments))]
     check_targets((target for target, _ in sources), [root])
     return max(_pack(target, packing, arguments) for target, packing in sources)
-
-
-def _is_folder_of_images(root: Path) -> bool:
-    """Caffe's databases are folders, too."""
-    return next((row for row in FORMATS if row.recognises(root)), None) is image_folder.FORMAT
 
 
 def _write_lists(prefix: Path, root: Path, arguments: argparse.Namespace, parts: listing.ListDivision) -> list[Path]:

@@ -74,7 +74,8 @@ def create(
     that the network does not have, an invalid depth or value, or an image shape that does not fit the network.
     """
     if graph_file.is_graph(name):
-        return graph_file.build(name, num_layers, num_classes, image_shape, options)
+        _refuse_depth(name, num_layers)
+        return graph_file.build(name, num_classes, image_shape, options)
     key = name.strip().lower().replace("_", "-")
     check_options(key, options)
     if num_classes is None:
@@ -82,6 +83,8 @@ def create(
     if num_classes < 1 or min(image_shape) < 1:
         actual = f"{num_classes} classes, images {image_shape}"
         raise UserError(f"network {key} needs at least one class and images of positive size, found {actual}")
+    if not NETWORKS[key].depths:
+        _refuse_depth(key, num_layers)
     try:
         return NETWORKS[key].build(num_layers, num_classes, image_shape, **options)
     except ShapeError as problem:
@@ -90,6 +93,12 @@ def create(
             f"network {key} cannot take images of {size} (channels x height x width): {problem}; "
             f"its usual images: {usual}"
         ) from None
+
+
+def _refuse_depth(network: str, num_layers: int | None) -> None:
+    """Raise UserError if --num-layers was given for a network with a single depth."""
+    if num_layers is not None:
+        raise UserError(f"network {network} has a single depth, found --num-layers {num_layers}; leave this option out")
 
 
 def check_options(key: str, options: Collection[str]) -> None:

@@ -23,11 +23,9 @@ from dmltrain.layers import (
     chain,
 )
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("alexnet", num_layers)
     root = chain(
         Conv("conv1", 96, kernel=11, stride=4),
         *_normalised(),

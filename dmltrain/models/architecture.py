@@ -13,7 +13,8 @@ from dmltrain.layers import Network
 class Architecture:
     """A row of the table of networks.
 
-    `build(num_layers, num_classes, image_shape)` makes the network; `num_layers` None means the usual depth. Its
+    `build(num_layers, num_classes, image_shape)` makes the network; `num_layers` None means the usual depth, and
+    is all that a network with a single depth gets. Its
     keyword-only arguments, all with defaults, are the network's own options: `batch_norm` is --batch-norm.
     """
 

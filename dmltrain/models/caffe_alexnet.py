@@ -11,11 +11,9 @@ from __future__ import annotations
 from dmltrain.layers import Conv, Dense, Dropout, Flatten, Layer, MaxPool, Network, Normal, Relu, Rule, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.caffe import bias, response_norm
-from dmltrain.models.depth import refuse_depth
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("caffe-alexnet", num_layers)
     root = chain(
         Conv("conv1", 96, kernel=11, stride=4, bias_rule=bias(0.0)),
         *_normalised(1),

@@ -11,13 +11,11 @@ from __future__ import annotations
 from dmltrain.layers import AvgPool, Conv, Dense, Flatten, MaxPool, Network, Normal, Relu, Rule, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.caffe import bias
-from dmltrain.models.depth import refuse_depth
 
 BIAS = bias(0.0, wd_mult=1.0)
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("caffe-cifar10-quick", num_layers)
     root = chain(
         _conv(1, 32, 0.0001),
         MaxPool("pool1", kernel=3, stride=2, rounding="full"),

@@ -26,7 +26,6 @@ from dmltrain.layers import (
 )
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.caffe import XAVIER, bias, response_norm
-from dmltrain.models.depth import refuse_depth
 from dmltrain.models.googlenet import STAGES
 
 LOSS_AFTER = {"4a": "loss1", "4d": "loss2"}  # block -> auxiliary classifier
@@ -34,7 +33,6 @@ LOSS_WEIGHT = 0.3
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("caffe-googlenet", num_layers)
     layers: list[Layer] = [
         _unit("conv1_7x7_s2", 64, kernel=7, stride=2),
         _halved("pool1_3x3_s2"),

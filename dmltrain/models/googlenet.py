@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dmltrain.layers import Chain, Concat, Conv, Dense, Flatten, GlobalAvgPool, MaxPool, Network, Relu, chain, concat
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 # name, then channels: 1x1; 3x3 after a reduction; 5x5 after a reduction; projection of the pooling
 STAGES = (
@@ -26,7 +25,6 @@ STAGES = (
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("googlenet", num_layers)
     stages = [chain(MaxPool(kernel=3, stride=2), *(_inception(*block) for block in stage)) for stage in STAGES]
     root = chain(
         _unit("conv1", 64, kernel=7, stride=2),

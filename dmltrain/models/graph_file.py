@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dmltrain.base.errors import UserError
 from dmltrain.layers import Network
-from dmltrain.models.depth import refuse_depth
 from dmltrain.mxnet_files import rebuild
 
 SUFFIX = ".json"
@@ -18,15 +17,8 @@ def is_graph(name: str) -> bool:
     return name.endswith(SUFFIX)
 
 
-def build(
-    name: str,
-    num_layers: int | None,
-    num_classes: int | None,
-    image_shape: tuple[int, int, int],
-    options: Collection[str],
-) -> Network:
-    """Raises UserError for depths and options, which a graph does not have, and for a graph that cannot be rebuilt."""
-    refuse_depth(name, num_layers)
+def build(name: str, num_classes: int | None, image_shape: tuple[int, int, int], options: Collection[str]) -> Network:
+    """Raises UserError for options, which a graph does not have, and for a graph that cannot be rebuilt."""
     check_options(name, options)
     return rebuild.read(Path(name), num_classes, image_shape).network
 

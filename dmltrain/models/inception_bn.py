@@ -26,26 +26,13 @@ from dmltrain.layers import (
     concat,
 )
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
+from dmltrain.models.inception_bn_28_small import BLOCKS
 
 SMALL_IMAGE = 28  # pixels of height, the most for the simpler network
-# name, then channels of the 1x1 and of the 3x3 convolution, or of the only 3x3 convolution of a downsampling block
-SMALL_BLOCKS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("in3a", (32, 32)),
-    ("in3b", (32, 48)),
-    ("in3c", (80,)),
-    ("in4a", (112, 48)),
-    ("in4b", (96, 64)),
-    ("in4c", (80, 80)),
-    ("in4d", (48, 96)),
-    ("in4e", (96,)),
-    ("in5a", (176, 160)),
-    ("in5b", (176, 160)),
-)
+NAMES = ("in3a", "in3b", "in3c", "in4a", "in4b", "in4c", "in4d", "in4e", "in5a", "in5b")  # of the BLOCKS
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("inception-bn", num_layers)
     small = image_shape[1] <= SMALL_IMAGE
     head = (AvgPool("global_pool", kernel=7), Flatten("flatten"), Dense("fullyconnected0", num_classes))
     root = chain(*(_small_body() if small else _body()), *head)
@@ -73,7 +60,7 @@ def _body() -> tuple[Layer, ...]:
 
 
 def _small_body() -> tuple[Layer, ...]:
-    return _unit("1", 96, kernel=3), *(_small_block(name, *channels) for name, channels in SMALL_BLOCKS)
+    return _unit("1", 96, kernel=3), *map(_small_block, NAMES, BLOCKS)
 
 
 def _unit(name: str, channels: int, kernel: int = 1, stride: int = 1) -> Chain:
@@ -109,7 +96,7 @@ def _towers(name: str, three: tuple[int, int], double: tuple[int, int], stride: 
     )
 
 
-def _small_block(name: str, *channels: int) -> Concat:
+def _small_block(name: str, channels: tuple[int, ...]) -> Concat:
     if len(channels) == 1:
         return concat(_unit(f"{name}_conv", channels[0], 3, 2), MaxPool(f"{name}_pool", kernel=3, stride=2, pad=1))
     return concat(_unit(f"{name}_1x1", channels[0]), _unit(f"{name}_3x3", channels[1], 3))

@@ -27,7 +27,6 @@ from dmltrain.layers import (
     concat,
 )
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 # (channels of the 1x1 branch, channels of the 3x3 branch), or (channels,) for a downsampling block
 BLOCKS = (
@@ -45,7 +44,6 @@ BLOCKS = (
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("inception-bn-28-small", num_layers)
     number = count()  # of the next convolution and its batch norm
     blocks = [_unit(next(number), 96, kernel=3, pad=1), *(_block(number, channels) for channels in BLOCKS)]
     root = chain(

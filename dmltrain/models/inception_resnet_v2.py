@@ -35,13 +35,11 @@ from dmltrain.layers import (
     concat,
 )
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 Unit = tuple[int, int | tuple[int, int], int, int | tuple[int, int]]  # channels, kernel, stride, pad
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("inception-resnet-v2", num_layers)
     blocks = _Blocks()
     root = chain(
         *blocks.stem(),

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from dmltrain.layers import AvgPool, Concat, Dense, Flatten, Layer, MaxPool, Network, Pool, chain, concat
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 from dmltrain.models.inception_unit import pooled, same, valid
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("inception-v3", num_layers)
     root = chain(
         *_stem(),
         _five("mixed", 32),

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from dmltrain.layers import AvgPool, Chain, Concat, Dense, Dropout, Flatten, MaxPool, Network, chain, concat
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 from dmltrain.models.inception_unit import pooled, same, valid
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("inception-v4", num_layers)
     root = chain(
         _stem("in_stem"),
         *(_a(f"in{number}A") for number in range(1, 5)),
@@ -55,11 +53,7 @@ def _a(name: str) -> Concat:
         pooled(AvgPool, f"{name}_conv1_1*1", 96),
         same(f"{name}_conv2_1*1", 96),
         chain(same(f"{name}_conv3_1*1", 64), same(f"{name}_conv4_3*3", 96, 3)),
-        chain(
-            same(f"{name}_conv5_1*1", 64),
-            same(f"{name}_conv6_3*3", 96, 3),
-            same(f"{name}_conv7_3*3", 96, 3),
-        ),
+        chain(same(f"{name}_conv5_1*1", 64), same(f"{name}_conv6_3*3", 96, 3), same(f"{name}_conv7_3*3", 96, 3)),
     )
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dmltrain.layers import Conv, Dense, Dropout, Flatten, MaxPool, Network, Relu, Xavier, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("keras-mnist", num_layers)
     root = chain(
         Conv("conv1", 32, kernel=3),
         Relu("relu1"),

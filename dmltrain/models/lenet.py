@@ -29,7 +29,6 @@ from dmltrain.layers import (
     chain,
 )
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 TARGET = 28  # height and width of what the spatial transformer samples
 STN_RATE = 0.01  # multiplies the learning rate
@@ -38,7 +37,6 @@ STN_RATE = 0.01  # multiplies the learning rate
 def build(
     num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], *, add_stn: bool = False
 ) -> Network:
-    refuse_depth("lenet", num_layers)
     transformer = (SpatialTransformer("spatialtransformer0", _localisation(), TARGET),) if add_stn else ()
     first = 2 if add_stn else 0  # convolution, activation and pooling; the transformer has two of each
     root = chain(

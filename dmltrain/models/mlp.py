@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dmltrain.layers import Dense, Flatten, Network, Relu, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    refuse_depth("mlp", num_layers)
     root = chain(
         Flatten(),
         Dense("fc1", 128),

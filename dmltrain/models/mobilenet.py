@@ -11,7 +11,6 @@ from __future__ import annotations
 from dmltrain.base.errors import UserError
 from dmltrain.layers import MXNET_EPSILON, AvgPool, BatchNorm, Conv, Dense, Flatten, Layer, Network, Relu, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 MULTIPLIERS = (0.25, 0.5, 0.75, 1.0)
 STEM = 32  # channels
@@ -23,7 +22,6 @@ PAIRS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),)
 def build(
     num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], *, multiplier: float = 1.0
 ) -> Network:
-    refuse_depth("mobilenet", num_layers)
     _check(multiplier, image_shape)
     channels = int(STEM * multiplier)
     layers = [*_unit("conv_1", channels, kernel=3, stride=2, pad=1)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Chain, Clip, Conv, Dense, Flatten, GlobalAvgPool, Layer, Network, add, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.depth import refuse_depth
 
 STEM = 32  # channels
 SMALLEST = 0.05  # multiplier that leaves every layer a channel
@@ -30,7 +29,6 @@ SEQUENCES = (
 def build(
     num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], *, multiplier: float = 1.0
 ) -> Network:
-    refuse_depth("mobilenetv2", num_layers)
     if not SMALLEST <= multiplier < float("inf"):
         raise UserError(f"network mobilenetv2 needs a multiplier of at least {SMALLEST}, found {multiplier}")
     channels = round(STEM * multiplier)

@@ -91,3 +91,13 @@ def norm(name: str) -> BatchNorm:
 def conv(name: str, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> Conv:
     """Without bias, and padded so that stride 1 keeps height and width."""
     return Conv(name, channels, kernel=kernel, stride=stride, pad=kernel // 2, bias=False, groups=groups)
+
+
+def normed(name: str, *convolutions: tuple[int, ...]) -> Chain:
+    """The body of a unit whose ReLU comes after the addition: convolutions, each with a batch norm after it, and ReLUs
+    between them. A convolution is what `conv` takes besides its name."""
+    layers: list[Layer] = []
+    for number, convolution in enumerate(convolutions, 1):
+        layers += [Relu(f"{name}_relu{number - 1}")] if number > 1 else []
+        layers += [conv(f"{name}_conv{number}", *convolution), norm(f"{name}_bn{number}")]
+    return chain(*layers)

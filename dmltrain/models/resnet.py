@@ -27,32 +27,21 @@ def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int,
 
 def _unit(name: str, channels: int, stride: int, bottleneck: bool, project: bool) -> Layer:
     """One residual unit; its shortcut is the input, or with `project` a 1x1 convolution after the first ReLU."""
-    enter = (norm(f"{name}_bn1"), Relu(f"{name}_relu1"))
-    body = _bottleneck_body(name, channels, stride) if bottleneck else _basic_body(name, channels, stride)
+    inner = channels // 4
+    deep, basic = ((inner, 1), (inner, 3, stride), (channels, 1)), ((channels, 3, stride), (channels, 3))
+    layers = [
+        layer
+        for number, convolution in enumerate(deep if bottleneck else basic, 1)
+        for layer in (
+            norm(f"{name}_bn{number}"),
+            Relu(f"{name}_relu{number}"),
+            conv(f"{name}_conv{number}", *convolution),
+        )
+    ]
+    enter, body = layers[:2], layers[2:]
     if project:
         return chain(*enter, add(chain(*body), conv(f"{name}_sc", channels, 1, stride)))
     return add(chain(*enter, *body), chain())
-
-
-def _basic_body(name: str, channels: int, stride: int) -> tuple[Layer, ...]:
-    return (
-        conv(f"{name}_conv1", channels, 3, stride),
-        norm(f"{name}_bn2"),
-        Relu(f"{name}_relu2"),
-        conv(f"{name}_conv2", channels, 3),
-    )
-
-
-def _bottleneck_body(name: str, channels: int, stride: int) -> tuple[Layer, ...]:
-    return (
-        conv(f"{name}_conv1", channels // 4, 1),
-        norm(f"{name}_bn2"),
-        Relu(f"{name}_relu2"),
-        conv(f"{name}_conv2", channels // 4, 3, stride),
-        norm(f"{name}_bn3"),
-        Relu(f"{name}_relu3"),
-        conv(f"{name}_conv3", channels, 1),
-    )
 
 
 ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)

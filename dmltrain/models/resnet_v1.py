@@ -11,45 +11,24 @@ from __future__ import annotations
 
 from dmltrain.layers import Dense, Flatten, GlobalAvgPool, Layer, Network, Relu, add, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.residual import DEPTHS, conv, imagenet_stem, norm, plan
+from dmltrain.models.residual import DEPTHS, conv, imagenet_stem, norm, normed, plan
 
 
 def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
     shape = plan("resnet-v1", num_layers, image_shape)
 
     def unit(name: str, channels: int, stride: int, first: bool) -> Layer:
-        body = _bottleneck_body(name, channels, stride) if shape.bottleneck else _basic_body(name, channels, stride)
+        inner = channels // 4
+        deep, basic = ((inner, 1, stride), (inner, 3), (channels, 1)), ((channels, 3, stride), (channels, 3))
+        body = normed(name, *(deep if shape.bottleneck else basic))
         projection = (conv(f"{name}_conv1sc", channels, 1, stride), norm(f"{name}_sc")) if first else ()
-        return chain(add(chain(*body), chain(*projection)), Relu(f"{name}_relu3"))
+        return chain(add(body, chain(*projection)), Relu(f"{name}_relu3"))
 
     small = chain(conv("conv0", shape.channels[0], 3), norm("bn0"))
     stem = small if shape.small else imagenet_stem(shape.channels[0])
     head = (GlobalAvgPool("pool1"), Flatten(), Dense("fc1", num_classes))
     root = chain(stem, *shape.stages(unit), *head)
     return Network(f"resnet-v1-{shape.depth}", root, image_shape, num_classes)
-
-
-def _basic_body(name: str, channels: int, stride: int) -> tuple[Layer, ...]:
-    return (
-        conv(f"{name}_conv1", channels, 3, stride),
-        norm(f"{name}_bn1"),
-        Relu(f"{name}_relu1"),
-        conv(f"{name}_conv2", channels, 3),
-        norm(f"{name}_bn2"),
-    )
-
-
-def _bottleneck_body(name: str, channels: int, stride: int) -> tuple[Layer, ...]:
-    return (
-        conv(f"{name}_conv1", channels // 4, 1, stride),
-        norm(f"{name}_bn1"),
-        Relu(f"{name}_relu1"),
-        conv(f"{name}_conv2", channels // 4, 3),
-        norm(f"{name}_bn2"),
-        Relu(f"{name}_relu2"),
-        conv(f"{name}_conv3", channels, 1),
-        norm(f"{name}_bn3"),
-    )
 
 
 ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)

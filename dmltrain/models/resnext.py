@@ -13,7 +13,7 @@ from __future__ import annotations
 from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Dense, Flatten, GlobalAvgPool, Layer, Network, Relu, add, chain
 from dmltrain.models.architecture import Architecture
-from dmltrain.models.residual import DEPTHS, ResidualPlan, conv, imagenet_stem, norm, plan
+from dmltrain.models.residual import DEPTHS, ResidualPlan, conv, imagenet_stem, norm, normed, plan
 
 GROUPS = 32
 
@@ -28,10 +28,11 @@ def build(
         _check_groups(shape, num_group)
 
     def unit(name: str, channels: int, stride: int, first: bool) -> Layer:
-        bottleneck = shape.bottleneck
-        body = _bottleneck_body(name, channels, stride, groups) if bottleneck else _basic_body(name, channels, stride)
+        inner = channels // 2
+        deep, basic = ((inner, 1), (inner, 3, stride, groups), (channels, 1)), ((channels, 3, stride), (channels, 3))
+        body = normed(name, *(deep if shape.bottleneck else basic))
         projection = (conv(f"{name}_sc", channels, 1, stride), norm(f"{name}_sc_bn")) if first else ()
-        return chain(add(chain(*body), chain(*projection)), Relu(f"{name}_relu"))
+        return chain(add(body, chain(*projection)), Relu(f"{name}_relu"))
 
     stem = conv("conv0", shape.channels[0], 3) if shape.small else imagenet_stem(shape.channels[0])
     head = (GlobalAvgPool("pool1"), Flatten(), Dense("fc1", num_classes))
@@ -53,29 +54,6 @@ def _check_groups(shape: ResidualPlan, num_group: int) -> None:
             f"resnext of {shape.depth} layers: --num-group must divide the {narrowest} channels of its narrowest 3x3 "
             f"convolutions, is {num_group}"
         )
-
-
-def _basic_body(name: str, channels: int, stride: int) -> tuple[Layer, ...]:
-    return (
-        conv(f"{name}_conv1", channels, 3, stride),
-        norm(f"{name}_bn1"),
-        Relu(f"{name}_relu1"),
-        conv(f"{name}_conv2", channels, 3),
-        norm(f"{name}_bn2"),
-    )
-
-
-def _bottleneck_body(name: str, channels: int, stride: int, groups: int) -> tuple[Layer, ...]:
-    return (
-        conv(f"{name}_conv1", channels // 2, 1),
-        norm(f"{name}_bn1"),
-        Relu(f"{name}_relu1"),
-        conv(f"{name}_conv2", channels // 2, 3, stride, groups),
-        norm(f"{name}_bn2"),
-        Relu(f"{name}_relu2"),
-        conv(f"{name}_conv3", channels, 1),
-        norm(f"{name}_bn3"),
-    )
 
 
 ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)

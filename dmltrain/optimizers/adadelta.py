@@ -22,7 +22,5 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 
 
 OPTIMIZER = Optimizer(
-    "adadelta",
-    own_torch("MXNetAdaDelta", update, {"rho": 0.9, "epsilon": 1e-5}),
-    MXNet("AdaDelta", {"rho": "rho", "epsilon": "epsilon"}),
+    "adadelta", own_torch("MXNetAdaDelta", update, {"rho": 0.9, "epsilon": 1e-5}), MXNet("AdaDelta", ("rho", "epsilon"))
 )

@@ -18,10 +18,8 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 OPTIMIZER = Optimizer(
     "adagrad",
     own_torch("MXNetAdaGrad", update, {"epsilon": 1e-7}),
-    MXNet("AdaGrad", {"eps": "float_stable_eps"}),
+    MXNet("AdaGrad", ("eps",), attributes={"eps": "float_stable_eps"}),
     plain=Torch(
-        "Adagrad",
-        ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
-        fused=("cpu",),
+        "Adagrad", ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"), fused=("cpu",)
     ),
 )

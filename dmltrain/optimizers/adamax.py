@@ -8,5 +8,5 @@ EPSILON = 1e-37
 OPTIMIZER = Optimizer(
     "adamax",
     Torch("Adamax", ("betas", "eps", "weight_decay", "maximize"), lambda _: {"eps": EPSILON}),
-    MXNet("Adamax", {"beta1": "beta1", "beta2": "beta2"}),
+    MXNet("Adamax", ("beta1", "beta2")),
 )

@@ -52,5 +52,5 @@ def mxnet_class(mx: Any) -> type[Any]:
 OPTIMIZER = Optimizer(
     "adamw",
     Torch("AdamW", ("betas", "eps", "weight_decay", "amsgrad", "maximize"), fused=("cpu", "gpu")),
-    MXNet("AdamW", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon"}, own=mxnet_class),
+    MXNet("AdamW", ("beta1", "beta2", "epsilon"), own=mxnet_class),
 )

@@ -45,13 +45,8 @@ def mxnet_class(mx: Any) -> type[Any]:
 OPTIMIZER = Optimizer(
     "dcasgd",
     own_torch(
-        "DCASGD",
-        update,
-        {"momentum": 0.0, "lamda": 0.04},
-        arguments=momentum,
-        rate_in_momentum=True,
-        needs_pulled=True,
+        "DCASGD", update, {"momentum": 0.0, "lamda": 0.04}, arguments=momentum, rate_in_momentum=True, needs_pulled=True
     ),
-    MXNet("DCASGD", {"momentum": "momentum", "lamda": "lamda"}, momentum, own=mxnet_class),
+    MXNet("DCASGD", ("momentum", "lamda"), momentum, own=mxnet_class),
     asynchronous=True,
 )

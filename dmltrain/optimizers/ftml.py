@@ -26,5 +26,5 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 OPTIMIZER = Optimizer(
     "ftml",
     own_torch("FTML", update, {"beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8}),
-    MXNet("FTML", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon"}),
+    MXNet("FTML", ("beta1", "beta2", "epsilon")),
 )

@@ -24,7 +24,5 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 
 
 OPTIMIZER = Optimizer(
-    "ftrl",
-    own_torch("Ftrl", update, {"lamda1": 0.01, "beta": 1.0}),
-    MXNet("Ftrl", {"lamda1": "lamda1", "beta": "beta"}),
+    "ftrl", own_torch("Ftrl", update, {"lamda1": 0.01, "beta": 1.0}), MXNet("Ftrl", ("lamda1", "beta"))
 )

@@ -39,16 +39,5 @@ OPTIMIZER = Optimizer(
         },
         elementwise=False,
     ),
-    MXNet(
-        "LAMB",
-        {
-            "beta1": "beta1",
-            "beta2": "beta2",
-            "epsilon": "epsilon",
-            "lower_bound": "lower_bound",
-            "upper_bound": "upper_bound",
-            "bias_correction": "bias_correction",
-        },
-        elementwise=False,
-    ),
+    MXNet("LAMB", ("beta1", "beta2", "epsilon", "lower_bound", "upper_bound", "bias_correction"), elementwise=False),
 )

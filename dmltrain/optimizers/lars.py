@@ -78,12 +78,5 @@ OPTIMIZER = Optimizer(
         of_kind=of_kind,
         elementwise=False,
     ),
-    MXNet(
-        "LARS",
-        {"momentum": "momentum", "eta": "eta", "eps": "eps"},
-        momentum,
-        of_kind=of_key,
-        elementwise=False,
-        own=mxnet_class,
-    ),
+    MXNet("LARS", ("momentum", "eta", "eps"), momentum, of_kind=of_key, elementwise=False, own=mxnet_class),
 )

@@ -55,5 +55,5 @@ OPTIMIZER = Optimizer(
         elementwise=False,
         rate_in_momentum=True,
     ),
-    MXNet("LBSGD", {"momentum": "momentum", "layerwise": "layerwise"}, arguments, elementwise=False, own=mxnet_class),
+    MXNet("LBSGD", ("momentum", "layerwise"), arguments, elementwise=False, own=mxnet_class),
 )

@@ -31,9 +31,5 @@ def mxnet_class(mx: Any) -> type[Any]:
 OPTIMIZER = Optimizer(
     "nadam",
     Torch("NAdam", ("betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay", "maximize")),
-    MXNet(
-        "Nadam",
-        {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "schedule_decay": "schedule_decay"},
-        own=mxnet_class,
-    ),
+    MXNet("Nadam", ("beta1", "beta2", "epsilon", "schedule_decay"), own=mxnet_class),
 )

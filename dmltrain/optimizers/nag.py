@@ -23,5 +23,5 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 OPTIMIZER = Optimizer(
     "nag",
     own_torch("MXNetNAG", update, {"momentum": 0.0}, arguments=momentum, rate_in_momentum=True),
-    MXNet("NAG", {"momentum": "momentum"}, momentum),
+    MXNet("NAG", ("momentum",), momentum),
 )

@@ -64,11 +64,12 @@ class MXNet:
     """An optimizer in MXNet. `own` makes the class if MXNet has none, or one with a fault that matters here."""
 
     name: str  # of the class
-    options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones: argument -> attribute
+    options: tuple[str, ...] = ()  # its arguments besides the common ones
     arguments: Arguments = no_arguments  # without learning rate and weight decay
     of_kind: OfKind = the_same  # a key's wd_mult or `layerwise`
     elementwise: bool = True  # as Torch's
     own: ClassFrom | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)  # of arguments whose attribute has another name
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,6 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 OPTIMIZER = Optimizer(
     "rmsprop",
     own_torch("MXNetRMSProp", update, {"gamma1": 0.9, "epsilon": 1e-8}),
-    MXNet(
-        "RMSProp",
-        {
-            "gamma1": "gamma1",
-            "gamma2": "gamma2",
-            "epsilon": "epsilon",
-            "centered": "centered",
-            "clip_weights": "clip_weights",
-        },
-    ),
+    MXNet("RMSProp", ("gamma1", "gamma2", "epsilon", "centered", "clip_weights")),
     plain=Torch("RMSprop", ("alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
 )

@@ -11,5 +11,5 @@ OPTIMIZER = Optimizer(
         fused=("cpu", "gpu"),
         rate_in_momentum=True,
     ),
-    MXNet("SGD", {"momentum": "momentum", "lazy_update": "lazy_update"}, momentum),
+    MXNet("SGD", ("momentum", "lazy_update"), momentum),
 )

@@ -60,5 +60,5 @@ def arguments(chosen: Chosen) -> Mapping[str, Number]:
 OPTIMIZER = Optimizer(
     "sgld",
     own_torch("SGLD", update, {"seed": 0}, arguments=arguments, elementwise=False, numbered=True),
-    MXNet("SGLD", {"seed": "seed"}, arguments, elementwise=False, own=mxnet_class),
+    MXNet("SGLD", ("seed",), arguments, elementwise=False, own=mxnet_class),
 )

@@ -22,5 +22,5 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
 OPTIMIZER = Optimizer(
     "signum",
     own_torch("Signum", update, {"momentum": 0.9, "wd_lh": 0.0}, arguments=momentum),
-    MXNet("Signum", {"momentum": "momentum", "wd_lh": "wd_lh"}, momentum),
+    MXNet("Signum", ("momentum", "wd_lh"), momentum),
 )

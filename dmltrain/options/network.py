@@ -52,10 +52,7 @@ class NetworkOptions(Group):
     )
     compile: int = option("Network", "1: compile the network with torch.compile", integer(0), 0, nargs="?", const=1)
     backend: str = option(
-        "Network",
-        "the deep-learning framework to use: " + ", ".join(BACKENDS),
-        one_of("backend", BACKENDS),
-        "torch",
+        "Network", "the deep-learning framework to use: " + ", ".join(BACKENDS), one_of("backend", BACKENDS), "torch"
     )
     batch_norm: bool | None = own("batch_norm", "1: a batch norm after each convolution", switch, nargs="?", const=True)
     add_stn: bool | None = own("add_stn", "1: a spatial transformer first", switch, nargs="?", const=True)

@@ -41,10 +41,7 @@ class TrainingOptions(Group):
         "default",
     )
     optimizer: str = option(
-        "Training",
-        "the optimizer: " + ", ".join(optimizers.NAMES),
-        one_of("optimizer", optimizers.NAMES),
-        "sgd",
+        "Training", "the optimizer: " + ", ".join(optimizers.NAMES), one_of("optimizer", optimizers.NAMES), "sgd"
     )
     macrobatch_size: int = option(
         "Training",

@@ -16,7 +16,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import pretrained_weights
 from dmltrain.checkpoints.pretrained_weights import Trained
 from dmltrain.kvstore.base import KVStore
-from dmltrain.layers import Auxiliary, Dense, Flatten, Layer, Network, Rule, chain
+from dmltrain.layers import Auxiliary, Dense, Flatten, Layer, Network, chain
 from dmltrain.models import graph_file
 from dmltrain.options import Options
 
@@ -68,12 +68,8 @@ def _classifier(last: Layer, num_classes: int, factor: float, where: str = "", o
             f"{where} ends with {last.label}, not with a fully connected layer: name the layer before the new one with "
             f"--layer-before-fullc, one of {_names(others)}"
         )
-    rules = [_faster(rule, factor) for rule in (last.weight_rule, last.bias_rule)]
+    rules = [replace(rule, lr_mult=rule.lr_mult * factor) for rule in (last.weight_rule, last.bias_rule)]
     return replace(last, features=num_classes, weight_rule=rules[0], bias_rule=rules[1])
-
-
-def _faster(rule: Rule, factor: float) -> Rule:
-    return replace(rule, lr_mult=rule.lr_mult * factor)
 
 
 def _until(name: str, layers: list[Layer], network: str) -> list[Layer]:

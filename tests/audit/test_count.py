@@ -327,14 +327,6 @@ THIRD = SECOND.without([3], 9, left=(Lost(3, "SIGTERM"),))
 RECORDED = RecordedJob(JOB, (EnteredView(FIRST), EnteredView(SECOND, 0, ((7, 7), (11, 14))), EnteredView(THIRD, 1)))
 
 
-def test_what_was_written_is_read_and_replaced_whole(tmp_path):
-    views_file.write(tmp_path, dataclasses.replace(RECORDED, entered=RECORDED.entered[:1]))
-    views_file.write(tmp_path, RECORDED)
-    assert [path.name for path in tmp_path.iterdir()] == ["views.json"]
-    assert views_file.read(tmp_path / "views.json") == RECORDED
-    assert RECORDED.views == (FIRST, SECOND, THIRD)
-
-
 def test_older_views_that_a_stopped_leader_has_put_there_do_not_stay(tmp_path):
     stopped, goes_on = (Journal(logging.getLogger("test"), member, JOB, tmp_path) for member in (0, 1))
     for journal in (stopped, goes_on):
@@ -368,12 +360,6 @@ def refusal(content, tmp_path):
     said = str(error.value)
     assert said.startswith(f"--replay {path}: ") and said.endswith(": the file is damaged")
     return said.removeprefix(f"--replay {path}: ").removesuffix(": the file is damaged")
-
-
-@pytest.mark.parametrize("share", [0, 0.3, 0.99])
-def test_a_cut_file_is_refused(tmp_path, share):
-    content = views_file.encode(RECORDED)
-    assert "it is not JSON" in refusal(content[: int(share * len(content))], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -452,6 +438,7 @@ def test_no_replay_has_views_in_which_workers_made_steps_of_their_own():
         ({"samples": 9}, "60000 samples an epoch", "9 samples an epoch", "the same --num-examples"),
         ({"batch": 128}, "256 samples a step", "128 samples a step", "--batch-size 64"),
         ({"epochs": 5}, "2 epoch(s)", "5 epoch(s)", "--num-epochs 2"),
+        ({"each": 64}, "--batch constant", "--batch per-worker", "--batch constant"),
         ({"network": "lenet"}, "network mlp", "network lenet", "--network mlp"),
         ({"data": "ab" * 32}, "data 9c1f9c1f9c1f", "data abababababab", "the same data"),
     ],

@@ -94,13 +94,7 @@ def go_on(rank, skipped, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("skipped", "seed", "problem"),
-    [
-        (1, 0, ""),
-        (2, 0, ""),
-        (4, 0, "lost"),
-        (1, 7, "repeated after a start went on"),
-    ],
+    ("skipped", "seed", "problem"), [(1, 0, ""), (2, 0, ""), (4, 0, "lost"), (1, 7, "repeated after a start went on")]
 )
 def test_a_loop_of_accelerate_that_goes_on_in_the_middle_of_an_epoch(on_each, capsys, skipped, seed, problem):
     """The first start has drawn batches that it made no checkpoint of; skipping too many loses them, and another order

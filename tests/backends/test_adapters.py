@@ -1,5 +1,6 @@
 """The examples for Lightning, Accelerate and Transformers, each once in a job with servers."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.forked_job import forked
 from tests.launch.conftest import ROOT, launcher  # noqa: F401  (a fixture)
 
 PROGRAM = Path(__file__).parent / "programs/adapters.py"
+SLOW_IMPORTS = ("lightning", "accelerate", "transformers.trainer")  # once for all processes
+IMPORTED = tuple(name for name in SLOW_IMPORTS if importlib.util.find_spec(name.partition(".")[0]))
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def facts(launcher):  # noqa: F811
     def facts(framework):
         pytest.importorskip(framework)
         example = ROOT / f"examples/{framework}_digits.py"
-        done = launcher.run("-n", 2, "-s", 2, *forked(PROGRAM, example))
+        done = launcher.run("-n", 2, "-s", 2, *forked(PROGRAM, example, modules=IMPORTED))
         assert done.code == 0, done
         lines = [launcher.log(f"worker-{rank}").decode().splitlines() for rank in range(2)]
         return [json.loads(line[6:]) for each in lines for line in each if line.startswith("facts ")]

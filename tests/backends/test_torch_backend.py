@@ -1,27 +1,51 @@
-"""torch.distributed over the servers of a job: dmltrain.torch."""
+"""torch.distributed over the servers of a job: dmltrain.torch, its communication hooks, and scripts that are not
+changed, with --torch-backend dmltrain and with torchrun. And scripts with dmltrain.distribute train as in one process,
+or they are refused before the first wrong step."""
 
+import itertools
+import os
+import secrets
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dmltrain.backends.torch.process_group import beside
 from dmltrain.backends.torch.process_group.calls import WAITING_SECONDS, Calls, described
 from dmltrain.backends.torch.process_group.sums import least
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.transport.message.job import ServerAddress, Start, WorkerAddress
+from tests.backends.everyday.run import OPTIONS
+from tests.forked_job import forker
+from tests.launch.conftest import carriers
+from tests.running_job import ROOT
 from tests.waiting import wait_for
 
-PROGRAM = Path(__file__).parent / "programs/torch_backend.py"
+PROGRAMS = Path(__file__).parent / "programs"
+SCRIPTS = ROOT / "tests/programs/torch_scripts"
+IN_PLACE = ROOT / "dmltrain/torch/__main__.py"  # python -m dmltrain.torch
+COMPILER = "torch._dynamo"  # DistributedDataParallel and some steps import it, which takes as long as torch itself
 
 
 @pytest.fixture
-def run(start_forked, tmp_path):
+def start(start_forked):
+    """As start_forked, for programs with DistributedDataParallel."""
+
+    def start(program, *words, **options):
+        return start_forked(program, *words, modules=(COMPILER,), **options)
+
+    return start
+
+
+@pytest.fixture
+def run(start, tmp_path):
     """`run(function, word, ..., workers=2)` -> the job; its `results` are those of the function."""
 
     def run(function, *words, workers=2, servers=2, **options):
-        return start_forked(
-            PROGRAM, function, tmp_path / "meeting", *words, workers=workers, servers=servers, **options
-        )
+        given = {"workers": workers, "servers": servers, **options}
+        return start(PROGRAMS / "torch_backend.py", function, tmp_path / "meeting", *words, **given)
 
     return run
 
@@ -37,9 +61,8 @@ def said(job, workers=2):
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2), (2, 0)])
-@pytest.mark.parametrize("function", ["all_reduces", "collectives"])
-def test_collectives_have_the_results_of_gloo(run, function, workers, servers):
-    for found in said(run(function, workers=workers, servers=servers), workers):
+def test_collectives_have_the_results_of_gloo(run, workers, servers):
+    for found in said(run("collectives", workers=workers, servers=servers), workers):
         assert found == {"wrong": []}
 
 
@@ -97,7 +120,7 @@ def test_a_fault_is_named_by_the_collective_that_waits(run, kind, said):
     ("function", "environment", "said"),
     [
         ("contradicts", {}, "init_process_group was told rank 1 of 2"),
-        ("all_reduces", {"DMLTRAIN_WIRE": "auth"}, "not those of gloo"),
+        ("collectives", {"DMLTRAIN_WIRE": "auth"}, "not those of gloo"),
     ],
 )
 def test_what_cannot_be_right_is_refused(run, function, environment, said):
@@ -153,3 +176,139 @@ def test_a_sum_waits_no_longer_than_the_limit_of_its_group(limit, seconds, calle
 def test_from_which_size_on_the_servers_are_faster(hosts, bytes_):
     servers = (ServerAddress("10.0.0.9", 1, "", "z", ""),)
     assert least(Start(servers, tuple(WorkerAddress("", name) for name in hosts))) == bytes_
+
+
+# -- communication hooks of DistributedDataParallel: dmltrain.torch.hooks ---------------------------------------------
+
+HOOKS = PROGRAMS / "torch_hooks.py"
+REFUSED = (
+    "needs servers, and a group with all workers of the job: start the job with -s 1",
+    "register_comm_hook(int, ...): expected dmltrain.torch.hooks.State() or None",
+    "needs dmltrain's servers, this group has the backend gloo",
+)
+
+
+def test_means_are_those_of_one_process_with_the_same_codec_and_fewer_bytes_travel(start, tmp_path):
+    names = ("none", "bf16", "int8", "2bit", "topk")
+    job = start(HOOKS, tmp_path / "meeting", *names, workers=2, servers=2)
+    job.succeed()
+    for rank in range(2):
+        rows = iter(job.results(rank)[len(REFUSED) :])
+        for name in names:
+            for turn in range(2 if name == "topk" else 1):
+                row = next(rows)
+                assert row.pop("coded") == (0 if name == "none" else 2), (name, row)
+                assert row == {"turn": turn, "right": True, "kept": True, "same": True}, name
+            share, expected = next(rows)["share"], {**codecs.size_ratios(), "topk": 0.02}[name]
+            assert name == "none" or share < 1.02 * expected + 0.01, (name, share)
+        assert all(words in row["refused"] for words, row in zip(REFUSED[1:], job.results(rank)[1:], strict=False))
+
+
+def test_a_hook_without_servers_is_refused(start, tmp_path):
+    job = start(HOOKS, tmp_path / "meeting", workers=1, servers=0)
+    assert job.processes["worker-0"].wait(120) == 0
+    assert all(words in row["refused"] for words, row in zip(REFUSED, job.results(0), strict=True))
+
+
+# -- scripts of torch.distributed that are not changed ----------------------------------------------------------------
+
+
+def meeting():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def environment(store, rank):
+    """As torchrun's, which has a store for its workers."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": store.port}
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **{k: str(v) for k, v in places.items()},
+    }
+
+
+def run_alone(folder, *command):
+    """Two workers without a launcher of ours: their exit codes and outputs, when nothing is left of them."""
+    store, mark = meeting(), secrets.token_hex(8)
+    logs = [folder / f"alone-{rank}.log" for rank in range(2)]
+    own = [{**os.environ, **environment(store, rank), "TEST_MARK": mark} for rank in range(2)]
+    started = [
+        forker("torch", COMPILER).fork([*map(str, command)], each, log, folder)
+        for each, log in zip(own, logs, strict=True)
+    ]
+    codes = [process.wait(120) for process in started]
+    wait_for(lambda: not carriers(f"TEST_MARK={mark}"), "the end of what they have started")
+    return codes, [log.read_text() for log in logs]
+
+
+@pytest.mark.parametrize(
+    ("script", "asked", "gloo"),
+    [
+        ("nano_gpt.py", '"gloo"', ()),
+        ("classification.py", '"nccl"', ("--dist-backend", "gloo")),
+        ("timm_train.py", "", ()),
+    ],
+)
+def test_losses_are_those_over_gloo_and_no_line_is_changed(start, tmp_path, script, asked, gloo):
+    store = meeting()
+    ranks = {f"worker-{rank}": environment(store, rank) for rank in range(2)}
+    job = start(IN_PLACE, SCRIPTS / script, place=lambda name: ([], ranks.get(name, {})))
+    job.succeed()
+    said, *losses = job.output("worker-0").splitlines()
+    assert said == f'dmltrain: init_process_group({asked}) takes the backend "dmltrain"', job.outputs()
+    alone = run_alone(tmp_path, PROGRAMS / "gloo_alone.py", SCRIPTS / script, *gloo)
+    assert losses and alone == ([0, 0], ["\n".join([*losses, ""]), ""])
+    assert not [name for name in ("worker-1", "server-0") if job.output(name)], job.outputs()
+
+
+@pytest.mark.parametrize(("killed", "codes"), [(None, [0, 0]), (0, [-9, 1]), (1, [1, -9])])
+def test_servers_run_beside_the_workers_of_another_launcher_and_end_with_them(tmp_path, killed, codes):
+    found, outputs = run_alone(tmp_path, PROGRAMS / "torch_alone.py", killed)
+    assert found == codes, outputs
+    summed = outputs if killed is None else [outputs[killed]]  # the other one may not have got the sum before
+    assert all("sum 2.0 True" in each for each in summed), "it has gone over the servers"
+    if killed is not None:
+        assert "DistBackendError" in outputs[1 - killed] and f"worker {killed}" in outputs[1 - killed], outputs
+
+
+def test_the_address_of_worker_0_must_be_one_that_other_hosts_reach(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    workers = [{"identity": name, "address": "127.0.0.1"} for name in ("a", "b")]
+    with pytest.raises(UserError, match="MASTER_ADDR=localhost is 127.0.0.1 on its own host"):
+        beside._begin(workers)
+
+
+# -- scripts with dmltrain.distribute as users write them (tests/backends/everyday/), beside plain torch --------------
+
+
+RACES, SECONDS = 30, 3600.0
+CHOSEN = list(zip(itertools.cycle(["shm", "tcp"]), OPTIONS, strict=False))
+OTHERS = [case for case in itertools.product(["shm", "tcp"], OPTIONS) if case not in CHOSEN]
+
+
+def found(job):
+    """What both workers have found of each case."""
+    job.succeed(SECONDS)
+    one, other = ({result["case"]: result["found"] for result in job.results(worker)} for worker in range(2))
+    assert one.keys() == other.keys()
+    return {name: {one[name], other[name]} for name in one}
+
+
+def wrong(cases):
+    return {name: said for name, said in cases.items() if said != {"right"}}
+
+
+@pytest.mark.parametrize(
+    "transport, on", [*CHOSEN, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)]
+)
+def test_workers_train_what_one_process_trains(start, transport, on):
+    cases = found(start("everyday.py", on, env={"DMLTRAIN_TRANSPORT": transport}))
+    assert cases and wrong(cases) == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_it_does_not_matter_who_is_faster(start, transport):
+    cases = found(start("everyday.py", "workers", RACES, env={"DMLTRAIN_TRANSPORT": transport}))
+    assert len(cases) > 5 and wrong(cases) == {}

@@ -29,7 +29,7 @@ def whole(make):
     return made
 
 
-OPTIMIZERS = IN_PARTS | {f"{name}, whole": whole(make) for name, make in IN_PARTS.items()}
+OPTIMIZERS = IN_PARTS | {f"{name}, whole": whole(IN_PARTS[name]) for name in ("sgd", "adam")}
 
 
 @pytest.fixture(autouse=True)

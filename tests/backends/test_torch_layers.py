@@ -33,7 +33,7 @@ from dmltrain.layers import (
     chain,
     concat,
 )
-from tests.models.changed import without_dropout
+from tests.models.changed import narrowed, without_dropout
 from tests.models.chosen import CASES, EVERY_LAYER, NETWORKS
 
 
@@ -63,7 +63,7 @@ def logits_of(module, batch):
 
 @pytest.fixture(params=[each for each in CASES if each.values[0] != "lenet-stn"])  # parts of it have no gradient yet
 def network(request):
-    return without_dropout(NETWORKS[request.param])
+    return narrowed(without_dropout(NETWORKS[request.param]))
 
 
 def test_arrays_are_the_networks(network):

@@ -31,18 +31,6 @@ from tests.kvstore.whole_job import WholeJob
 # -- what an average is ----------------------------------------------------------------------------------------------
 
 
-def test_a_mean_after_each_step_is_the_step_of_dist_sync(job, alone):
-    """Up to rounding, with plain gradient descent."""
-
-    def one(store):
-        return weights(trained(store, torch.optim.SGD, LocalSteps(1, *MEAN), 5)[0])
-
-    (together, _), (apart, other) = job.all(one), alone.all(one)  # dist_sync has no use for the LocalSteps
-    assert apart == other
-    assert apart == pytest.approx(together, rel=1e-5, abs=1e-6)
-    assert apart != pytest.approx(weights(stepping_alone.perceptron(0)), rel=1e-2)
-
-
 @pytest.mark.parametrize("outer", [MEAN, NESTEROV, (0.3, 0.5)], ids=str)
 def test_outer_steps_are_those_of_the_paper(alone, outer):
     """Three averages of two steps each, of Line's gradients, in numpy: DiLoCo's algorithm 1."""

@@ -1,7 +1,6 @@
 """Steps that do what the optimizer's own step() does, without importing torch.compile's machinery."""
 
-import subprocess
-import sys
+import os
 import textwrap
 import warnings
 from pathlib import Path
@@ -13,16 +12,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dmltrain import optimizers
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.optimizer import class_of
+from tests.forked_job import run_forked
 
 ROOT = Path(__file__).parents[2]
 ROWS = {each.name: each for row in optimizers.TABLE for each in (row.torch, row.plain) if each}
 
 
-def run(program: str) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(folder: Path, text: str) -> str:
+    """What a process prints that has imported torch, and postpones the compiler."""
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(text))
+    code, said = run_forked(folder, program, environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert code == 0, said
+    return said
 
 
 def model_with_gradients(seed=0):
@@ -32,7 +34,7 @@ def model_with_gradients(seed=0):
     return model
 
 
-def test_a_training_that_compiles_nothing_does_not_import_the_compiler():
+def test_a_training_that_compiles_nothing_does_not_import_the_compiler(tmp_path):
     program = """
         import sys
         import numpy as np
@@ -61,11 +63,11 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler():
         assert weights.tolist() == [0.5] * 3
         print("torch" in sys.modules, "torch._dynamo" in sys.modules)
     """
-    assert run(program).split() == ["True", "False"]
+    assert run(tmp_path, program).split() == ["True", "False"]
 
 
 @pytest.mark.thorough
-def test_once_the_compiler_is_there_torch_marks_the_methods_itself():
+def test_once_the_compiler_is_there_torch_marks_the_methods_itself(tmp_path):
     """Else torch.compile would follow them into the compiled code, and the second program could not tell why."""
     program = """
         import torch
@@ -74,7 +76,7 @@ def test_once_the_compiler_is_there_torch_marks_the_methods_itself():
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         marks = [getattr(torch.optim.Optimizer, name).__wrapped__ for name in plain_step.MARKED]
-        print(*(vars(each)[plain_step.MARK].__module__ for each in marks))
+        print("marks", *(vars(each)[plain_step.MARK].__module__ for each in marks))
 
         @torch.compile(backend="eager")
         def step(x):
@@ -88,11 +90,11 @@ def test_once_the_compiler_is_there_torch_marks_the_methods_itself():
         for _ in range(2):
             step(torch.ones(2, 3))
         assert torch.allclose(model.weight, before - 0.1 * 2 * (1 + 1.9))
-        print(*(vars(each)[plain_step.MARK].__module__ for each in marks))
+        print("marks", *(vars(each)[plain_step.MARK].__module__ for each in marks))
     """
-    before, after = run(program).splitlines()
-    assert set(before.split()) == {"dmltrain.backends.torch.plain_step"}
-    assert not set(after.split()) & set(before.split())
+    said = [line.split()[1:] for line in run(tmp_path, program).splitlines() if line.startswith("marks ")]
+    before, after = map(set, said)
+    assert before == {"dmltrain.backends.torch.plain_step"} and after and not after & before
 
 
 @pytest.mark.parametrize("kind", sorted(ROWS))

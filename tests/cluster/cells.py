@@ -98,6 +98,14 @@ CONNECTING_SYSTEM = {
     "host": Expected(125, r"h3 .*(the agent did not start|ssh got no answer from h3 within \d+ s)", NEVER),
     "link": Expected(125, r"h3 .*(the agent did not start|ssh got no answer from h3 within \d+ s)", NEVER),
 }
+# Of faults that look alike to the launcher, or to the agents where the launcher is lost.
+KINDS = {
+    **dict.fromkeys(VICTIMS, "a process is lost"),
+    **dict.fromkeys(("agent", "session", "sshd"), "an agent is lost"),
+    **dict.fromkeys(("host", "link"), "a host is silent"),
+    **dict.fromkeys(("launcher killed", "launcher cut off"), "the launcher is lost"),
+    **{"healing link": "a cut heals", "Ctrl-C": "the user ends the job"},
+}
 SILENCING = {"host", "link", "launcher cut off"}  # the launcher waits before it believes them
 
 

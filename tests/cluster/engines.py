@@ -4,6 +4,7 @@ The module of an engine's tests makes an `Engine` of the cluster that it has, an
 shows the rows of docs/faults.md.
 """
 
+import functools
 import os
 import re
 import signal
@@ -16,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report.cli import main as parse
-from tests.cluster.launching import LONGEST, Front, Launched
+from tests.cluster.launching import LONGEST, Front, Launched, Result
 from tests.cluster.layout import LOGIN
-from tests.cluster.processes import DEAD, Process, namespace, read
+from tests.cluster.processes import DEAD, Process, command_line, namespace, read
 from tests.cluster.testbed import Testbed
 from tests.copied_tree import ROOT
 from tests.forked_job import forked
@@ -32,6 +33,11 @@ RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limit
 OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "dmltrain_launch.cli")
 OURS += tuple(f"dmltrain_launch.clusters.ray.{name}" for name in ("driver", "inside"))
 PROGRAM = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+FAILS_FIRST = """
+import os, time
+names = ("DMLTRAIN_RESTART", "DMLC_ROLE", "DMLC_TASK_ID")
+os._exit(7) if [os.environ[name] for name in names] == ["0", "worker", "1"] else time.sleep(600)
+"""
 Strike = Callable[["Engine", Launched], str]  # returns the host that it is about
 
 
@@ -96,7 +102,7 @@ def ours(testbed: Testbed) -> list[tuple[str, Process]]:
     network of their host."""
     hosts = {namespace(testbed.pid_1(host), "net"): host for host in testbed.hosts}
     places = [(hosts.get(namespace(int(name), "net")), int(name)) for name in os.listdir("/proc") if name.isdigit()]
-    found = [(host, read(pid)) for host, pid in places if host]
+    found = [(host, read(pid)) for host, pid in places if host and any(word in command_line(pid) for word in OURS)]
     return [(host, each) for host, each in found if each and any(is_one(each, word) for word in OURS)]
 
 
@@ -172,10 +178,13 @@ class Fault:
 
 HOST = "{host}"
 CANCELLED = "was (deleted|stopped|removed) while it ran|got SIGTERM|srun"
-FAULTS = {
+# Each but the last ends an attempt of one job, and the next one begins.
+LOSSES = {
     "worker killed": Fault(kill("program.py"), 137, rf"worker [01] \(pid \d+ on {HOST}\) was killed by SIGKILL"),
     "agent killed": Fault(kill("dmltrain-agent"), 125, rf"the agent on {HOST} \(pid \d+\) was "),
     "bridge killed": Fault(kill("dmltrain-bridge"), 125, rf"the agent on {HOST} \(pid \d+\) (was|lost its bridge) "),
+}
+FAULTS = {
     "node switched off": Fault(switch_off, 125, rf"agent on {HOST} |no heartbeat from {HOST} "),
     "cancelled": Fault(
         cancel, {"slurm": (125, 130, 143), "kubernetes": (143,), "ray": (143,), "yarn": (143,)}, CANCELLED
@@ -186,9 +195,36 @@ FAULTS = {
 }
 
 
+def works_on(engine: Engine, attempt: int) -> bool:
+    """Whether this attempt has both of its workers, and no other one any process."""
+    found = [each.environment for _, each in on_hosts(engine.testbed) if is_one(each, "program.py")]
+    running = [each for each in found if any(entry.startswith("DMLC_ROLE=") for entry in each)]  # no launcher
+    workers = [each for each in running if "DMLC_ROLE=worker" in each]
+    return len(workers) == 2 and all(f"DMLTRAIN_RESTART={attempt}" in each for each in running)
+
+
+def try_losses(engine: Engine) -> None:
+    """A job whose worker 1 fails at once, and which then has each of the losses, in attempt after attempt."""
+    job = engine.job("-n", 2, "-s", 0, "--max-restarts", len(LOSSES), engine.script(FAILS_FIRST))
+    said = [r"worker 1 \(pid \d+ on [-\w]+\) exited with code 7"]
+    *before, (last, fault) = LOSSES.items()
+    for attempt, (_, each) in enumerate(before, 1):
+        wait_for(functools.partial(works_on, engine, attempt), f"attempt {attempt}", LONGEST)
+        said.append(each.said.format(host=engine.name_on(each.strike(engine, job))))
+    wait_for(lambda: works_on(engine, len(LOSSES)), "the last attempt", LONGEST)
+    done = judge(engine, job, last, fault)
+    found = [re.search(cause, done.err) for cause in said]
+    restarts = [done.err.find(f"restart {number} of {len(LOSSES)}") for number in range(1, len(LOSSES) + 1)]
+    assert all(found) and -1 not in restarts, done
+    assert [row["exit_code"] for row in job.record["restarts"]] == [7, *(each.code for _, each in before)], done
+
+
 def try_fault(engine: Engine, name: str, fault: Fault) -> None:
     """Have the fault happen to a job, and judge all that comes of it."""
-    job = engine.start(name)
+    judge(engine, engine.start(name), name, fault)
+
+
+def judge(engine: Engine, job: Launched, name: str, fault: Fault) -> Result:
     names = {node: engine.name_on(node) for node in {host for host, _ in on_hosts(engine.testbed)}}
     struck = time.monotonic()
     host = fault.strike(engine, job)
@@ -214,6 +250,7 @@ def try_fault(engine: Engine, name: str, fault: Fault) -> None:
     assert done.code in codes, done
     assert re.search(fault.said.format(host=named), done.err) and "Traceback" not in done.err, done
     assert gone < GONE_SECONDS and clean < RECORD_SECONDS, (gone, clean, done)
+    return done
 
 
 # -- what holds for each engine ----------------------------------------------------------------------------------------
@@ -221,7 +258,7 @@ def try_fault(engine: Engine, name: str, fault: Fault) -> None:
 DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 DIGITS = ROOT / "examples/train_digits.py"
 TRAINING = ("--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
-FAILS = "import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))"
+IDLE = ("--num-examples", 256, "--emulate-step", 0.1)  # options with which a training waits most of the time
 
 
 def table(logs: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -252,13 +289,8 @@ class Contract:
         assert processes == [("scheduler", 0, 0), ("server", 0, 0), ("worker", 0, 0), ("worker", 1, 0)]
         assert len({row["host"] for row in placed.record["processes"]}) == 2
 
-    def test_a_worker_that_fails_ends_the_job_with_its_code(self, engine: Engine):
-        job = engine.job("-n", 2, "-s", 0, "--max-restarts", 1, engine.script(FAILS))
-        done = job.wait()
-        assert done.code == 7, done
-        host = next(row["host"] for row in job.record["processes"] if (row["role"], row["rank"]) == ("worker", 1))
-        ends = re.findall(r"worker 1 \(pid \d+ on ([-\w]+)\) exited with code 7", done.err)
-        assert len(ends) == 2 and ends[-1] == host and "restart 1 of 1" in done.err, done
+    def test_a_job_goes_on_after_what_is_lost_until_no_restart_is_left(self, engine: Engine):
+        try_losses(engine)
 
     @pytest.mark.parametrize("fault", FAULTS)
     def test_a_fault(self, engine: Engine, fault: str):

@@ -139,8 +139,7 @@ def in_a_job(pid: int) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Its end, which tells more than its beginning."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[-100:]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return "(gone)"

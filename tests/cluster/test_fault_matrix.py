@@ -2,7 +2,7 @@
 
 The cells are tried side by side, each on a test bed of its own, as they mostly wait; each test judges one of them.
 With -rA pytest shows the matrix. `make test` tries every fault after the agents' start, and every phase, way to
-reach hosts and host; .ci/run every two of fault, phase, way and host; `make test-all` all cells.
+reach hosts and host; .ci/run every two of kind of fault, phase, way and host; `make test-all` all cells.
 """
 
 import os
@@ -17,7 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, CUTS, END_SECONDS, SILENCING, WAYS, WORK_SECONDS, Cell
+from tests.cluster.cells import (
+    AGENT_SECONDS,
+    CELLS,
+    CUT_CELLS,
+    CUTS,
+    END_SECONDS,
+    KINDS,
+    SILENCING,
+    WAYS,
+    WORK_SECONDS,
+    Cell,
+)
 from tests.cluster.conftest import NAME
 from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
@@ -111,6 +122,7 @@ def cells() -> list:
             cell.fault not in SILENCING and cell.way,  # whose end over mpirun comes close to END_SECONDS
             cell.host,
         ),
+        paired=lambda cell: (KINDS[cell.fault], cell.phase, cell.way, cell.host),
     )
 
 

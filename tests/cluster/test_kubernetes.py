@@ -334,7 +334,7 @@ def test_a_job_lives_on_while_the_api_server_is_away(pods: Pods, kubernetes: Kub
 @pytest.mark.thorough
 def test_deleting_the_pods_is_a_notice_for_an_elastic_job(pods: Pods, kubernetes: Kubernetes, tmp_path: Path):
     words = ("--kv-store", "dist_sync", "--num-epochs", 2000, "--save-period", 2000, "--model-prefix", tmp_path / "m")
-    job = pods.job("elastic", "-n", 2, "-s", 1, "--elastic", *forked(engines.DIGITS, *words))
+    job = pods.job("elastic", "-n", 2, "-s", 1, "--elastic", *forked(engines.DIGITS, *words, *engines.IDLE))
     job.wait_for_words("Train-accuracy", "worker-0")
     kubernetes.kubectl("delete", "job/elastic-hosts", "--wait=false")
     done = job.wait()

@@ -36,7 +36,8 @@ def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
     """One for the module: a node takes seconds to start."""
     if lacking := missing():
         pytest.skip(f"no Ray: it needs {lacking}")
-    with made_bed("_ray", tmp_path_factory, hosts=3) as bed:
+    with pytest.MonkeyPatch.context() as patch, made_bed("_ray", tmp_path_factory, hosts=3) as bed:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else a user's ~/.ray/auth_token turns it on for some processes
         made = RayCluster(bed)
         made.start()
         yield made

@@ -338,7 +338,7 @@ if not first.exists():
 
 def digits(*words: object) -> list[str]:
     fixed = ("--kv-store", "dist_sync", "--num-epochs", 2000, "--save-period", 2000, "--load-epoch", "last")
-    return forked(engines.DIGITS, *fixed, *words)
+    return forked(engines.DIGITS, *fixed, *engines.IDLE, *words)
 
 
 def training(log: Path) -> bool:

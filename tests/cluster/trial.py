@@ -221,7 +221,7 @@ class Trial:
     def _of_the_job(self, left: dict[str, list[int]]) -> list[str]:
         """Which of these processes on hosts that can be reached the job has started."""
         found = [(name, pid) for name in left.keys() - self.cell.unreachable - {LOGIN} for pid in left[name]]
-        return [f"{name}: {pid} {command_line(pid)}" for name, pid in found if in_a_job(pid)]
+        return [f"{name}: {pid} {command_line(pid)[-100:]}" for name, pid in found if in_a_job(pid)]
 
     def _private_folders(self, name: str) -> list[str]:
         pid = self.bed.pid_1(name)

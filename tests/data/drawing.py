@@ -7,7 +7,7 @@ import numpy as np
 from dmltrain.base import random_bits
 from dmltrain.data.images.draws import RandomNumbers
 
-DRAWS = 10_000
+DRAWS = 5_000
 
 
 def many(draw, count=DRAWS):

@@ -114,22 +114,6 @@ def numbered(index):
     return Batch(np.empty((0, *SHAPE), np.uint8), np.array([index]), index)
 
 
-def test_batches_are_made_in_another_thread_with_bounded_lookahead():
-    made = []
-
-    def make(index):
-        made.append(threading.current_thread().name)
-        return numbered(index)
-
-    batches = made_by(make, 100, threads=2)
-    assert next(batches).index == 0
-    wait_for(lambda: len(made) == 5, "1 taken, 4 ahead")
-    assert next(batches).index == 1
-    wait_for(lambda: len(made) == 6, "2 taken, 4 ahead")
-    batches.close()
-    assert len(made) == 6 and all(name.startswith("dmltrain-batches") for name in made)
-
-
 def test_a_slow_thread_does_not_change_the_order_and_an_error_is_raised_at_its_batch():
     first_may_end = threading.Event()
 

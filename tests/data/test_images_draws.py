@@ -1,4 +1,4 @@
-"""10,000 draws of each option have the distribution that MXNet's image_aug_default.cc draws from, changes of colours
+"""5,000 draws of each option have the distribution that MXNet's image_aug_default.cc draws from, changes of colours
 have its pixels, and wrong values are refused."""
 
 import math
@@ -121,10 +121,7 @@ def mxnets_resized_crop(height, width, areas, ratios, rng):
 
 @pytest.mark.parametrize(
     "source, areas, ratios",
-    [
-        *((SOURCE, (0.08, 1.0), (0.75, 4 / 3)), (SOURCE, (0.5, 0.5), (1.0, 2.0))),
-        ((200, 400), (0.5, 1.0), (0.5, 1.5)),
-    ],
+    [*((SOURCE, (0.08, 1.0), (0.75, 4 / 3)), (SOURCE, (0.5, 0.5), (1.0, 2.0))), ((200, 400), (0.5, 1.0), (0.5, 1.5))],
 )
 def test_resized_crops_are_mxnets(source, areas, ratios):
     area = {"min_random_area": areas[0], "max_random_area": areas[1]}

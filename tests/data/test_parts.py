@@ -52,7 +52,7 @@ def test_an_epoch_of_the_whole_data_set_is_a_permutation_with_its_words(count, n
     assert sorted(order) == list(range(count))
 
 
-@given(st.integers(1, 150), st.integers(1, 450), workers, batches, shuffles)
+@given(st.integers(1, 60), st.integers(1, 180), workers, batches, shuffles)
 def test_any_number_of_workers_makes_the_steps_of_one_process(count, samples, num_workers, batch, shuffle):
     """Also for epochs that are longer than the data."""
     samples = max(samples, count)
@@ -64,7 +64,7 @@ def test_any_number_of_workers_makes_the_steps_of_one_process(count, samples, nu
         assert sorted(union) == sorted(alone[step, 0])
 
 
-@given(st.integers(1, 50), st.integers(1, 120))
+@given(st.integers(1, 30), st.integers(1, 80))
 def test_long_epochs_are_cut_out_of_passes_that_are_epochs_themselves(count, samples):
     parts = Shared(count, 1, 7, samples) if samples >= count else Shared(count, 1, 7, count)
     row = [pair for epoch in range(3) for step in seen(parts, 1, epoch=epoch).values() for pair in step]
@@ -94,7 +94,7 @@ def test_the_order_of_an_epoch_is_computed_once_for_all_its_stops_and_views(monk
     assert len(calls) == 1
 
 
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=5), batches, shuffles)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=4), batches, shuffles)
 def test_local_parts_have_each_sample_once_and_a_share_of_every_step(sizes, batch, shuffle):
     parts = Local(tuple(sizes), batch, shuffle)
     found = seen(parts, len(sizes))
@@ -140,14 +140,6 @@ def test_a_chunk_order_shuffles_chunks_and_samples_and_changes_with_the_epoch():
     assert not np.array_equal(order, partition.chunk_order(count, 2, 2))
 
 
-@given(numbers, st.integers(0, 2**40), st.integers(0, 1000))
-def test_an_epochs_order_is_a_permutation(count, seed, epoch):
-    order = partition.epoch_order(count, seed, epoch)
-    assert order.dtype == np.int64
-    assert np.array_equal(np.sort(order), np.arange(count))
-    assert np.array_equal(order, partition.epoch_order(count, seed, epoch))
-
-
 def test_the_order_follows_from_seed_and_epoch_everywhere():
     orders = [tuple(partition.epoch_order(100, seed, epoch)) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == 9
@@ -185,11 +177,6 @@ def check(words):
     found = partition.argsort(words, given.__getitem__)
     assert found.dtype == np.int64 and np.array_equal(found, expected)
     assert np.shares_memory(found, words)
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200))
-def test_any_words(words):
-    check(np.array(words, np.uint64))
 
 
 @given(st.integers(1, 300), st.integers(0, 66), st.integers(0, 2**32))

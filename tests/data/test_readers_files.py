@@ -1,7 +1,6 @@
 """Image files in folders of classes, and in lists."""
 
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -107,21 +106,6 @@ def put(folder: Path, text: str | bytes) -> Path:
     path = folder / "train.lst"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
-
-
-def test_the_list_that_im2rec_made(mxnet_files, ilsvrc12_sample, tmp_path):
-    """The same records in the same order as in the .rec that im2rec --pass-through made of it. It has the images in
-    folders of their synsets."""
-    listed = (mxnet_files / "sample.lst").read_text().splitlines()
-    for line in listed:
-        path = tmp_path / line.split("\t")[-1]
-        path.parent.mkdir(exist_ok=True)
-        shutil.copy(ilsvrc12_sample / "images" / path.name, path)
-    ours, theirs = open_reader(mxnet_files / "sample.lst", root=tmp_path), open_reader(mxnet_files / "sample.rec")
-    assert len(ours) == len(theirs) == 215
-    for number in range(215):
-        a, b = ours.read(number), theirs.read(number)
-        assert a.image == b.image and a.labels.tolist() == b.labels.tolist()
 
 
 def test_spaces_and_utf_8_in_names(tmp_path):

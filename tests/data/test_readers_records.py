@@ -406,7 +406,6 @@ def test_a_record_that_is_too_large_is_refused(tmp_path):
 
 REAL = 1000  # records, in equal distances
 IMAGE = bytes(range(256)) * 4
-LARGE_FILES = [pytest.mark.thorough, pytest.mark.alone]
 PROGRAM = """
 import json, sys, time
 import numpy
@@ -459,9 +458,7 @@ def opened(folder: Path, path: Path) -> dict:
     [
         # 20 bytes a record are for the index, and some are for parsing; 14 million records have 400 MB
         (300_000, 34 << 30, True, None, 28 * 300_000 + (24 << 20)),
-        pytest.param(1_281_167, 140_000_000_000, False, 2, 400e6, marks=LARGE_FILES),  # ILSVRC12
-        pytest.param(14_000_000, 1_600_000_000_000, True, 20, 400e6, marks=LARGE_FILES),
-        pytest.param(14_000_000, 1_600_000_000_000, False, 20, 400e6, marks=[*LARGE_FILES, pytest.mark.exhaustive]),
+        pytest.param(14_000_000, 1_600_000_000_000, True, 20, 400e6, marks=[pytest.mark.thorough, pytest.mark.alone]),
     ],
 )
 def test_millions_of_records_open_in_seconds_and_400_megabytes(tmp_path, count, size, shuffled, seconds, most):

@@ -5,19 +5,7 @@ import re
 import pytest
 
 from dmltrain.audit.views_file import read
-from tests.elastic_job import (  # noqa: F401  # noqa: F401
-    AUDIT,
-    KILLED,
-    PREFIX,
-    come,
-    digests,
-    each_sample_once,
-    ends,
-    make_forker,
-    make_jobs,
-    ranks,
-    same,
-)
+from tests.elastic_job import AUDIT, KILLED, PREFIX, come, digests, ends, make_forker, make_jobs, same  # noqa: F401
 
 LOST = "1:before:complete:4:kill"
 
@@ -39,26 +27,6 @@ def test_each_worker_keeps_its_samples_and_the_rate_follows_them_if_asked_to(job
     assert rate(job, 1) == pytest.approx(expected)
     facts = read(job.folder / "audit/views.json").job
     assert (facts.batch, facts.each) == (12, 4)
-
-
-@pytest.mark.thorough
-def test_parts_follow_the_speed_too(jobs):
-    pace = ["--balance", "--emulate-sample", "0.05", "--slow-worker", "1:4"]
-    options = [*AUDIT, *PREFIX, "--batch", "per-worker", *pace]
-    job = jobs.start("2:before:complete:4:kill", *options, workers=3, servers=1)
-    job.wait()
-    last = read(job.folder / "audit/views.json").views[-1]
-    assert sum(last.shares) == 8 and last.shares[1] < 4, job.outputs()
-
-
-@pytest.mark.thorough
-def test_a_replay_with_another_kind_of_batch_is_refused(jobs):
-    job = jobs.start(LOST, *AUDIT, "--batch", "per-worker", workers=2, servers=1)
-    job.wait()
-    again = jobs.start("", "--replay", job.folder / "audit/views.json", workers=2, servers=1)
-    again.wait()
-    fact = "with --batch per-worker, this one has --batch constant"
-    assert fact in again.output("worker-0"), again.outputs()
 
 
 # A script's step grows and shrinks with the number of workers: dmltrain.distribute(..., batch=...)
@@ -122,45 +90,19 @@ def test_a_worker_with_another_kind_of_batch_cannot_join(jobs):
     assert f"batch per-worker (the job: {SCALED})" in job.output("worker-3"), job.outputs()
 
 
-# Jobs whose samples follow the speed of workers
-
-
-PACE = ["--emulate-sample", "0.05", "--slow-worker", "1:4"]
-
-
-def trained(jobs, *options, replay=(), workers=2, faults="", **more):
-    """A job with --balance, whose samples were counted and whose replay has the same weights."""
-    job = jobs.start(faults, *PREFIX, *AUDIT, "--balance", *PACE, *options, workers=workers, servers=1, **more)
-    job.wait()
-    each_sample_once(job)
-    file = job.folder / "audit/views.json"
-    again = jobs.start("", *PREFIX, "--replay", file, *options, *replay, workers=workers, servers=1)
-    again.succeed()
-    lost = {each.member for view in read(file).views for each in view.lost}
-    same(job, again, sorted(set(ranks(job)) - lost))
-    return job, read(file).views
+# Jobs whose samples follow the speed of workers: how they do it is in tests/kvstore/test_scheduler.py
 
 
 def test_a_slow_worker_gets_fewer_samples(jobs):
-    job, views = trained(jobs, "--num-epochs", "1")
-    parts = [view.shares for view in views if view.shares]
+    """Each is used once, and a replay has the same weights."""
+    pace, few = ["--balance", "--emulate-sample", "0.05", "--slow-worker", "1:4"], {"workers": 2, "servers": 1}
+    job = jobs.start("", *PREFIX, *AUDIT, *pace, "--num-epochs", "1", **few)
+    ends(job)
+    file = job.folder / "audit/views.json"
+    again = jobs.start("", *PREFIX, "--replay", file, "--num-epochs", "1", **few)
+    again.succeed()
+    same(job, again, (0, 1))
+    parts = [view.shares for view in read(file).views if view.shares]
     assert parts and parts[0][1] < parts[0][0] and {sum(part) for part in parts} == {8}, job.outputs()
     expected = f"Of the 8 samples of a step get: worker 0 {parts[0][0]}, worker 1 {parts[0][1]}"
     assert all(expected in job.output(f"worker-{member}") for member in (0, 1))
-
-
-@pytest.mark.thorough
-def test_parts_stay_in_proportion_when_a_worker_is_lost(jobs):
-    options = ["--num-epochs", "4"]
-    job, views = trained(jobs, *options, workers=4, faults="2:before:complete:40:kill")
-    first = next(view for view in views if view.shares)
-    after = next(view for view in views if view.lost)
-    assert len(first.members) == 4 and len(after.shares) == 3 and sum(after.shares) == 16, job.outputs()
-    assert after.shares[1] < min(after.shares[0], after.shares[2])
-
-
-@pytest.mark.thorough
-def test_workers_of_equal_speed_keep_equal_parts(jobs):
-    job = jobs.start("", *AUDIT, "--balance", "--emulate-sample", "0.1", workers=2, servers=1)
-    job.succeed()
-    assert [view.shares for view in read(job.folder / "audit/views.json").views] == [()], job.outputs()

@@ -28,6 +28,7 @@ from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN
 from tests.kvstore.made import declaration
 from tests.kvstore.test_async_schedules import Add
+from tests.tiers import seed_ranges
 
 SIZE, FLOAT32 = 3, 0
 KINDS = [("dist_sync", -1.0), ("dist_async", -1.0), ("dist_ssp", 0.0), ("dist_ssp", 2.0), ("dist_ssp", -1.0)]
@@ -247,9 +248,7 @@ class Job:
                     assert (value == sum(e.gradient(n) for e in self.workers for n in range(1, step + 1))).all()
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(80), range(80, 160), pytest.param(range(1000, 2000), marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("seeds", seed_ranges(80, 250, 10_000))
 def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(seeds):
     made = refused = 0
     for seed in seeds:

@@ -323,49 +323,6 @@ def test_wrong_parameters_are_explained(parameters, message):
         codec.make(parameters)
 
 
-def regression(samples=400, features=20, seed=0):
-    random = np.random.default_rng(seed)
-    data, truth = random.standard_normal((samples, features)), random.standard_normal(features)
-    return data, (random.random(samples) < 1 / (1 + np.exp(-2 * data @ truth))).astype(float)
-
-
-def train(parameters, steps=300, workers=4):
-    """The loss of a logistic regression after so many steps of all samples. Its workers push, and a server sums, by one
-    codec, each with a residual of its own."""
-    data, labels = regression()
-    weights = np.zeros(data.shape[1], np.float32)
-    kind = codec.make(parameters)
-    residuals = [np.zeros_like(weights) if kind and kind.needs_residual else None for _ in range(workers + 1)]
-    for _ in range(steps):
-        errors, total = 1 / (1 + np.exp(-data @ weights)) - labels, np.zeros_like(weights)
-        for rank in range(workers):
-            gradient = (data[rank::workers].T @ errors[rank::workers] / len(data)).astype(np.float32)
-            if kind:
-                kind.add(encode(kind, gradient, residuals[rank]), total)
-            else:
-                total += gradient
-        weights -= through(kind.of_sum(workers), total, residuals[-1]) if kind else total
-    margins = (2 * labels - 1) * (data @ weights)
-    return np.mean(np.log1p(np.exp(-margins)))
-
-
-@pytest.mark.parametrize(
-    "parameters, excess",
-    [
-        ({"type": "bf16"}, 1e-5),
-        ({"type": "fp16"}, 1e-5),
-        ({"type": "int8"}, 1e-5),
-        ({"type": "2bit"}, 1e-3),
-        ({"type": "2bit", "threshold": 0.01}, 1e-3),
-        ({"type": "topk", "ratio": 0.1}, 1e-3),
-    ],
-)
-def test_training_reaches_the_loss_of_float32(parameters, excess):
-    best = train({"type": "none"})
-    assert best < np.log(2) / 3, "the loss before the first step"
-    assert train(parameters) < best + excess
-
-
 TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
 
 
@@ -414,7 +371,7 @@ def keep_and_add(undo, op):
 
 
 def test_random_rounds_leave_what_committed_rounds_have_left_and_a_new_member_begins_at_zero():
-    for seed in range(2000):
+    for seed in range(200):
         chance, undo, committed = random.Random(seed), Undo(np.zeros(3, np.float32)), 0.0
         op = 0
         for _ in range(20):

@@ -210,7 +210,7 @@ def test_a_relay_that_is_frozen_after_its_own_end_is_named(start_forked, two_hos
 
 SUMS_LATE = """
 import atexit, threading
-from dmltrain.kvstore.server.links.pool import Pool
+from dmltrain.kvstore.server.links.arithmetic import Pool
 
 pool, done = Pool(2, "arithmetic"), threading.Event()
 
@@ -264,11 +264,9 @@ def still_there(job):
     return all(process.poll() is None for process in job.processes.values())
 
 
-victims = pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
-
-
-@victims
-@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "victim, kind", [("worker-1", "dist_sync"), ("server-0", "dist_async"), ("scheduler-0", "dist_sync")]
+)
 def test_a_killed_process_ends_the_job(start_forked, victim, kind):
     """At once, not when its heartbeats are missed."""
     job = training_job(start_forked, kind, HEARTBEAT_TIMEOUT=str(2 * SECONDS))
@@ -410,11 +408,3 @@ def test_a_later_unauthenticated_peer_has_a_line_again_and_those_before_the_end_
     assert [bool(unauthenticated.report("h", "r", 30.0)) for _ in range(LINES + 2)] == [True] * LINES + [False] * 2
     said = "server 0: cut off 2 more unauthenticated peers in 3 s, the last from h: r"
     assert [unauthenticated.later(33.0, last=True) for _ in range(2)] == [said, ""]
-
-
-def test_a_flood_without_end_has_one_line_in_each_period():
-    unauthenticated, lines = Unauthenticated("s"), 0
-    for millisecond in range(100_000):
-        now = millisecond / 1000
-        lines += bool(unauthenticated.report("h", "r", now)) + bool(unauthenticated.later(now))
-    assert lines <= LINES + 100 / PERIOD_SECONDS

@@ -423,10 +423,6 @@ def test_the_window_is_twice_the_capacity_of_the_path_and_a_little_more(microsec
     assert window.size == path.set[-1] == min(least + beyond, 1 << 30)
 
 
-def test_the_constant_parts_are_half_and_a_quarter_of_a_millisecond_at_1_gigabit_per_second():
-    assert pytest.approx(0.5e-3, rel=0.1) == PUSHES / 125e6 and pytest.approx(0.25e-3, rel=0.1) == ANSWERS / 125e6
-
-
 def test_four_segments_fit_into_any_window():
     """Those of IP over InfiniBand have 64 KiB."""
     path = Path(10, 10**6)
@@ -482,20 +478,6 @@ def read_away():
         yield sock
         sock.shutdown(socket.SHUT_WR)
         reading.result(SECONDS)
-
-
-def test_large_segments_do_not_stall():
-    """Those of loopback have 64 KiB. A smaller window transfers only 2 MB/s."""
-    with read_away() as sock:
-        before = seconds_of_sending(sock)
-        SendWindow(sock, ANSWERS)
-        assert seconds_of_sending(sock) < 3 + 20 * before
-
-
-def seconds_of_sending(sock):
-    since = time.monotonic()
-    sock.sendall(bytes(16 << 20))
-    return time.monotonic() - since
 
 
 def test_this_kernel_has_the_figures_at_the_expected_offsets():

@@ -116,7 +116,7 @@ def test_a_round_of_one_workers_key_is_its_push_and_a_late_one_is_named():
 def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
     """Random orders of three workers' steps. Each pushes its own part, then pulls the others'; a pull may be late, and
     a worker pushes its next part once it has all parts of this step."""
-    for seed in range(300):
+    for seed in range(60):
         draw, core = random.Random(seed), ServerCore(3)
         for worker in range(3):
             core.keys.declare(worker, of_one())
@@ -142,20 +142,6 @@ def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
             reply.release()
         slice_ = core.slices()[0, 0]
         assert len(slice_.spare["value"]) <= 3, "buffers are used again"
-
-
-def test_a_relays_waits_are_told_as_before():
-    core = ServerCore(4)
-    core.workers.on_hosts([(0, 1), (2, 3)])
-    first, second = leaders = [relay_number(4, 0), relay_number(4, 2)]
-    for number in leaders:
-        core.keys.declare(number, declaration())
-        core.pull(number, 0, 0, 1)
-    assert not run(core, pushed(core, first, 0, 1, np.ones(5), now=1.0))
-    (work,) = pushed(core, second, 0, 1, np.ones(5), now=5.0)
-    work.run()
-    replies = core.done(work, now=5.5)
-    assert [(reply.worker, reply.waited, reply.worked) for reply in replies] == [(first, 4.0, 0.5), (second, 0.0, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -216,16 +202,7 @@ def pull(core, worker, clock):
     return reply.buffer.array.tolist()
 
 
-def test_a_step_gets_the_value_of_its_workers_last_pull_or_of_the_state_loaded_since():
-    core = noting_core()
-    step = core.slices()[0, 0].step
-    push(core, 0, 0, 1, [1.0, 1.0])  # both had the value of the start
-    push(core, 1, 0, 1, [2.0, 2.0])
-    assert pull(core, 0, 1) == [4.0, 4.0]
-    push(core, 1, 0, 2, [3.0, 3.0])  # without a pull since
-    push(core, 0, 0, 2, [5.0, 5.0])
-    assert step.seen == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [4.0, 4.0]]
-    assert pull(core, 1, 2) == [12.0, 12.0]
+def test_a_step_gets_the_value_of_the_state_that_was_loaded_since_its_workers_last_pull():
     core = noting_core()
     step = core.slices()[0, 0].step
     push(core, 0, 0, 1, [1.0, 1.0])
@@ -239,7 +216,7 @@ def test_a_step_gets_the_value_of_its_workers_last_pull_or_of_the_state_loaded_s
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40))  # worker, and whether it pulls first
-def test_in_any_order_of_pushes_and_pulls(events):
+def test_a_step_gets_the_value_of_its_workers_last_pull_in_any_order(events):
     core = noting_core(workers=3)
     step, value = core.slices()[0, 0].step, 1.0
     clocks, pulled, expected = [0] * 3, [1.0] * 3, []

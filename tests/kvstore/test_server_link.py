@@ -357,13 +357,6 @@ def test_the_error_for_an_unreachable_relay_has_a_fix(server, another_job):
     sock.close()
 
 
-@pytest.mark.parametrize("change", [{"transport": "tcp"}, {"host_sum": "off"}])
-def test_a_worker_that_does_not_take_part_cannot_be_connected_to(change):
-    assert Sharing(ENVIRONMENT, sums=True).socket_name != ""
-    assert Sharing(Environment(**{**vars(ENVIRONMENT), **change}), sums=True).socket_name == ""
-    assert Sharing(ENVIRONMENT, sums=False).socket_name == ""
-
-
 def test_a_relay_that_loses_its_server_reports_it_even_after_its_own_worker_finished(server):
     """No other process notices a broken connection between two processes that still run."""
     lost, over = queue.Queue(), threading.Event()

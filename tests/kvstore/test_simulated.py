@@ -12,7 +12,7 @@ from tests.kvstore.simulation.job import Job, Unlucky, Violated
 from tests.kvstore.simulation.world import World
 from tests.tiers import seed_ranges
 
-SCHEDULES, FEWER_SCHEDULES = seed_ranges(100, 300, 1_000_000), seed_ranges(60, 150, 1_000_000)
+SCHEDULES, FEWER_SCHEDULES = seed_ranges(100, 200, 1_000_000), seed_ranges(40, 80, 1_000_000)
 
 unlucky = []
 
@@ -82,68 +82,33 @@ def test_random_schedules_divide_samples_anew():
     assert divided > 15
 
 
-@pytest.mark.parametrize("seeds", FEWER_SCHEDULES)
-def test_random_schedules_that_lose_the_scheduler_keep_the_invariants(seeds):
+def loses_schedulers(seed):
     """Once or more, also while workers are lost and replaced, and servers lost; some of those that count as lost go on
     for a while."""
-    incarnations = sum(run(seed, loses_schedulers(seed)).newest - 1 for seed in seeds)
-    assert incarnations > len(seeds) / 2, "most jobs lose their scheduler"
-
-
-def loses_schedulers(seed):
     return replace(job_of(seed), schedulers=random.Random(f"scheduler {seed}").choice([1, 1, 2, 3]))
 
 
-@pytest.mark.parametrize("seeds", FEWER_SCHEDULES)
-def test_random_schedules_that_replace_servers_keep_the_invariants(seeds):
-    """Also when no server is left for a while, and when one is lost again while it joins."""
-    found = [run(seed, replaces_servers(seed)).views.values() for seed in seeds]
-    assert sum(any(view.joined_servers for view in views) for views in found) > len(seeds) / 3
-    alone = [view for views in found for view in views if view.servers == view.joined_servers]
-    assert len(alone) > len(seeds) / 10, "some jobs lose all servers, and go on with new ones"
-
-
 def replaces_servers(seed, **more):
+    """Also when no server is left for a while, and when one is lost again while it joins."""
     choices = {"server_faults": [1, 2, 3], "server_replacements": [1, 2, 3]}
     return replace(job_of(seed), **chosen(random.Random(f"servers {seed}"), **choices), **more)
 
 
-@pytest.mark.parametrize("seeds", FEWER_SCHEDULES)
-def test_random_schedules_that_replace_servers_and_lose_the_scheduler_keep_the_invariants(seeds):
-    """Not both at once; and another server is left, which knows who has finished."""
-    found = [run(seed, replaces_servers_and_scheduler(seed)).views.values() for seed in seeds]
-    assert sum(any(view.joined_servers for view in views) for views in found) > len(seeds) / 4
-
-
 def replaces_servers_and_scheduler(seed):
+    """Not both at once; and another server is left, which knows who has finished."""
     job = replaces_servers(seed, schedulers=1 + seed % 2)
     return replace(job, servers=max(2, job.servers), server_faults=1)
 
 
-@pytest.mark.parametrize("seeds", FEWER_SCHEDULES)
-def test_random_schedules_with_the_optimizer_on_the_servers_keep_the_invariants(seeds):
-    """A lost server's state is that of its last step, as if it had been copied then."""
-    found = [run(seed, with_steps_on_servers(seed)).views.values() for seed in seeds]
-    assert sum(any(view.lost_servers for view in views) for views in found) > len(seeds) / 4
-
-
 def with_steps_on_servers(seed):
+    """A lost server's state is that of its last step, as if it had been copied then."""
     job = (job_of, replaces_servers, replaces_servers_and_scheduler)[seed % 3](seed)
     return replace(job, on_servers=True)
 
 
-@pytest.mark.parametrize("seeds", SCHEDULES)
-def test_random_schedules_of_small_jobs_keep_the_invariants(seeds):
-    """One to three steps of two or three workers, with as many faults as in the other jobs, so that they meet."""
-    found = [run(seed, small(seed)).views.values() for seed in seeds]
-    lost = [any(view.lost for view in views) for views in found]
-    lost_servers = [any(view.lost_servers for view in views) for views in found]
-    assert sum(lost) > len(seeds) / 3 and sum(lost_servers) > len(seeds) / 3
-    assert sum(map(all, zip(lost, lost_servers, strict=True))) > len(seeds) / 6, "many jobs lose both"
-
-
 def small(seed):
-    """Of all the kinds above."""
+    """Of all the kinds above: one to three steps of two or three workers, with as many faults as in the other jobs, so
+    that they meet."""
     kinds = (job_of, loses_schedulers, replaces_servers, replaces_servers_and_scheduler, with_steps_on_servers)
     job, chance = kinds[seed % len(kinds)](seed), random.Random(f"small {seed}")
     job = replace(job, workers=min(job.workers, 3), servers=min(job.servers, 2), epochs=1)
@@ -158,22 +123,44 @@ def test_a_server_is_removed_in_place_of_the_only_worker_with_the_state(seed):
     assert any("connection between" in each.reason for each in removed)
 
 
-@pytest.mark.parametrize("seeds", FEWER_SCHEDULES)
-def test_random_schedules_that_cut_off_who_has_the_state_keep_the_invariants(seeds):
-    """As others have just joined, or not."""
-    found = [run(seed, cuts_off_who_has_the_state(seed)).views.values() for seed in seeds]
-    workers = [view.lost for views in found for view in views]
-    servers = [view.lost_servers for views in found for view in views]
-    for removed in (workers, servers):
-        cut = [each for lost in removed for each in lost if "connection" in each.reason]
-        assert len(cut) > len(seeds) / 5
-
-
 def cuts_off_who_has_the_state(seed):
+    """As others have just joined, or not."""
     chance = random.Random(f"cuts {seed}")
     choices = {"workers": [1, 1, 2], "servers": [2, 3], "newcomers": [1, 2, 3], "replacements": [0, 1]}
     shape = chosen(chance, **choices, faults=[0, 1], cuts=[1, 2])
     return Job(**shape, span=150, samples=20, on_servers=seed % 3 == 2)
+
+
+def ever(name, said=""):
+    """Whether a view of a job has some of these, such as lost servers; `said`: and what was said of one of them."""
+    return lambda views: any(said in getattr(each, "reason", "") for view in views for each in getattr(view, name))
+
+
+def loses_all_servers(views):
+    return any(view.servers == view.joined_servers for view in views)
+
+
+def loses_both(views):
+    return ever("lost")(views) and ever("lost_servers")(views)
+
+
+KINDS_OF_JOBS = {  # kind -> what happens in at least so large a share of its jobs
+    replaces_servers: {ever("joined_servers"): 1 / 3, loses_all_servers: 1 / 12},
+    replaces_servers_and_scheduler: {ever("joined_servers"): 1 / 4},
+    with_steps_on_servers: {ever("lost_servers"): 1 / 4},
+    small: {ever("lost"): 1 / 3, ever("lost_servers"): 1 / 3, loses_both: 1 / 6},
+    cuts_off_who_has_the_state: {ever("lost", "connection"): 1 / 6, ever("lost_servers", "connection"): 1 / 6},
+}
+
+
+@pytest.mark.parametrize("seeds", FEWER_SCHEDULES)
+@pytest.mark.parametrize("job", [loses_schedulers, *KINDS_OF_JOBS], ids=lambda job: job.__name__)
+def test_random_schedules_of_each_kind_keep_the_invariants(job, seeds):
+    worlds = [run(seed, job(seed)) for seed in seeds]
+    for happens, share in KINDS_OF_JOBS.get(job, {}).items():
+        assert sum(happens(list(world.views.values())) for world in worlds) > share * len(seeds)
+    lost = sum(world.newest - 1 for world in worlds)
+    assert job != loses_schedulers or lost > len(seeds) / 2, "most jobs lose their scheduler"
 
 
 # Rules without which the jobs of some kind violate an invariant, and the seed of a schedule that notices: the search

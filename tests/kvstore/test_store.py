@@ -82,19 +82,6 @@ def test_every_worker_gets_the_first_workers_values_and_then_sums(whole_job, far
     assert job.ended() == [""] * 3
 
 
-def test_what_is_not_to_be_waited_for_is_not(whole_job):
-    job = ready(whole_job(), np.zeros(5, np.float32))
-    first, second = job.stores
-    out = np.zeros(5, np.float32)
-    handle = first.pushpull("w", np.ones(5, np.float32), out, wait=False)
-    later = first.pull("w", out, wait=False)
-    assert not handle.done and not later.done, "the other worker has pushed nothing"
-    second.push("w", np.ones(5, np.float32))
-    handle.wait()
-    later.wait()
-    assert out.tolist() == [2.0] * 5
-
-
 def test_bytes_are_counted_each_way_and_the_relays_for_its_worker(whole_job):
     for transport in ("tcp", "auto"):
         without, job = whole_job(transport=transport), whole_job(transport=transport)
@@ -335,21 +322,6 @@ def test_every_worker_reads_its_own_pushes(whole_job, kind, transport):
     whole_job(kind, staleness=3.0 if kind == "dist_ssp" else math.inf, transport=transport).all(train)
 
 
-def test_values_stay_while_they_are_read(whole_job):
-    """Worker 1 reads a round where the server wrote it, while worker 0 is a round ahead."""
-    job = ready(whole_job(servers=1), numbers(0))
-    first, second = job.stores
-    for clock in range(1, 8):
-        values = job.all(lambda store, clock=clock: store.pushpull("w", numbers(clock), READ).values[0])
-        assert np.array_equal(values[0], 2 * numbers(clock))
-        first.push("w", numbers(50))
-        first.optimizer_states()  # which is answered after the push
-        assert np.array_equal(values[1], 2 * numbers(clock))
-        second.push("w", numbers(50))
-    job.all(lambda store: store.push("w", numbers(77)))  # nobody has pulled the one before
-    assert all(np.array_equal(each, 2 * numbers(77)) for each in job.all(lambda store: pulled(store, "w")))
-
-
 def test_pushes_under_way_are_sent_before_a_worker_leaves(whole_job):
     job = ready(whole_job("dist_async", staleness=float("inf"), transport="tcp"), numbers(0))
     job.all(lambda store: store.set_optimizer({"name": "plain"}))
@@ -449,13 +421,6 @@ def test_who_is_waited_for_too_long_is_named(whole_job, far):
     job = ready(whole_job(servers=1, far=far, wait_seconds=1.0))
     with pytest.raises(JobLost, match=r"has waited \d+ s for worker 1 \(DMLTRAIN_WAIT_TIMEOUT\)"):
         job.at_once(lambda store: store.pushpull("w", ONES), 0).result(SECONDS)
-
-
-def test_what_no_server_knows_is_refused_by_name(whole_job):
-    (store,) = whole_job(servers=1, workers=1).stores
-    asked = store._routes.servers[0].request(Header(FrameKind.DONE).pack(), SECONDS)
-    with pytest.raises(JobLost, match=f"frame kind {int(FrameKind.DONE)} from a worker"):
-        asked.wait()
 
 
 def test_servers_look_for_unreachable_objects_after_many_new_ones_only():

@@ -439,14 +439,6 @@ def test_losses_but_its_own_do_not_stop_the_admission_of_a_replacement():
     assert (view.members, view.joined, view.number) == ((0, 2), (), 3)
 
 
-def test_a_replacement_that_is_lost_after_it_has_joined_is_removed_like_any_member():
-    core, _ = replaced()
-    admitted(core, {0: 9, 2: 9}, view=2)
-    assert len(messages(lose(core, 1, 3.0), Flush)) == 2
-    lost = (Lost(1, "worker 1 on h9 was lost: end of stream"),)
-    assert views(flushed(core, {0: 9, 2: 9}, view=3)) == View(4, 9, ((0,), (2,)), (0,), lost=lost)
-
-
 def test_a_replacement_with_other_facts_or_an_error_of_its_own_ends_alone():
     core, actions = replaced(facts={"network": "mlp", "data": "77aa"})
     said = "did not join the job: worker 1 on h9 is not like the job's other workers: data 77aa (the job: 9c1f)"
@@ -478,13 +470,6 @@ def test_a_replacement_that_has_lost_a_link_gives_up_but_not_for_links_of_the_on
     actions = core.tick(2.1 + WAIT_SECONDS)
     assert "the connection between worker 1 on h1 (a:1) and server 1" in actions[0].text
     assert messages(actions) == [(worker(1), Abort(f"did not join the job: {link_lost(1, 1)}"))]
-
-
-def test_waiting_replacements_hear_of_the_end():
-    core, _ = replaced()
-    bye(core, 0)
-    actions = bye(core, 2)
-    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
 
 
 def test_a_replay_keeps_workers_that_return():

@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 
 from tests.copied_tree import search_path
+from tests.forked_job import PLAIN, forker
 from tests.waiting import wait_for
 
 __all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "begin", "carriers", "go", "run", "said", "wait_for"]
 ROOT = Path(__file__).parents[2]
+FORKED = Path(__file__).with_name("forked_launcher.py")
+OWN = {"close_fds": True}  # options of Popen that change nothing, for a launcher in an interpreter of its own
 DEADLINE = 90.0  # s; for what takes a fraction of a second on an idle machine
 
 
@@ -50,16 +53,28 @@ class Result:
 
 
 class Launched:
-    """A running dmltrain-launch."""
+    """A running dmltrain-launch, forked, or in an interpreter of its own if it has `popen` options."""
 
-    def __init__(self, arguments: list[str], folder: Path, logs: Path, **popen: object):
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        logs: Path,
+        env: dict[str, str],
+        stdout: int | None = None,
+        **popen: Any,
+    ):
         self.folder, self.logs, self.began = folder, logs, time.monotonic()
         self.out, self.err = folder / "out", folder / "err"
-        command = [sys.executable, "-m", "dmltrain_launch.cli", *arguments]
-        options = {"stdout": self.out.open("wb"), **popen}
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stderr=self.err.open("wb"), **options
-        )
+        with self.out.open("wb") as out:
+            output = out.fileno() if stdout is None else stdout
+            if popen:
+                command = [sys.executable, "-m", "dmltrain_launch.cli", *arguments]
+                options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": self.err.open("wb"), **popen}
+                self.process = subprocess.Popen(command, cwd=folder, env=env, **options)
+            else:
+                command = [str(FORKED), *arguments]
+                self.process = forker(PLAIN).fork(command, env, self.err, folder, (output,))
 
     @property
     def record(self) -> dict:
@@ -193,7 +208,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 # What a process does is the argument for its name, of a replacement that for its name and `+`. Else it waits for the
-# file `done`, and who ends with a code for `go`; with -3 it needs seconds for that.
+# file `done`, and who ends with a code for `go`.
 ELASTIC = """
 import os, signal, sys, time
 name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"] + "+" * int(os.environ.get("DMLTRAIN_JOIN", 0))
@@ -204,10 +219,7 @@ def wait(path):
         time.sleep(0.01)
 if what == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
-wait("go" if what.lstrip("-").isdigit() else "done")
-if what.startswith("-"):
-    time.sleep(2.5)
-    sys.exit(int(what[1:]))
+wait("go" if what.isdigit() else "done")
 if what.isdigit():
     print("end of", name, end="", flush=True)
     sys.exit(int(what))

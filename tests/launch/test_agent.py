@@ -724,7 +724,7 @@ def agents_beside(others: set[int]) -> list[int]:
     return [pid for pid in found if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("refused", [pytest.param(1, marks=pytest.mark.thorough), 2, 3])
+@pytest.mark.parametrize("refused", [2, 3])
 def test_three_attempts_are_made_to_replace_a_killed_agent(tmp_path, refused):
     before, cluster = set(children(os.getpid())), BusyHost(refused)
     killed: list[int] = []

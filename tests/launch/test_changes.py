@@ -680,7 +680,7 @@ def test_the_end_of_the_wait_is_the_end_of_the_job_with_the_first_loss_as_the_ca
 def test_random_changes_and_losses():
     """Each request gets one answer, no number is used twice, and nothing runs where nothing may run."""
     joined = left = 0
-    for seed in range(300):
+    for seed in range(100):
         chance, job = random.Random(seed), Changing(replaced=2, start=30.0, watched=seed % 2 == 1)
         asked = view = 0
         for _ in range(40):
@@ -732,7 +732,7 @@ def test_random_changes_and_losses():
         if not job.supervisor.ending.begun:
             job.exit(SCHEDULER, -9)
         assert sorted(number for number in job.replies if number <= asked) == [*range(1, asked + 1)], seed
-    assert joined > 300 and left > 100
+    assert joined > 100 and left > 33
 
 
 # -- servers without a host --------------------------------------------------------------------------------------------

@@ -107,34 +107,30 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path)
 
 
-def test_v2_a_group_and_all_that_contain_it(kernel):
-    kernel.says("0::/user/job\n", MOUNTS + V2.format(top="/"))
-    inner, outer = kernel.v2("/user/job", "150000 100000\n"), kernel.v2("/user", "400000 200000\n")
-    kernel.v2("/other", "100000 100000\n")
-    assert kernel.limits == {inner: 1.5, outer: 2.0}
-
-
 @pytest.mark.parametrize(
-    ("group", "top"), [("/", "/"), ("/docker/4711", "/docker/4711"), ("/../sibling", "/"), ("/docker/47", "/docker/4")]
+    ("cgroup", "mounts", "quotas"),
+    [  # what is mounted where; group -> its quota in cores, v1's with their version
+        ("0::/user/job\n", MOUNTS + V2.format(top="/"), {"/user/job": 1.5, "/user": 2.0}),
+        ("4:memory:/m\n3:cpu,cpuacct:/a/b\n0::/\n", MOUNTS + V1.format(top="/"), {"1/a": 2.5, "1/a/b": 0.5}),
+        ("3:cpuacct,cpu:/a\n0::/b\n", V2.format(top="/") + V1.format(top="/"), {"1/a": 2.0, "/b": 3.0}),
+        # in a container its own group is all that is mounted; the path is / in a namespace of its own, else the host's
+        *(
+            (f"0::{group}\n", V2.format(top=top), {"": 3.0})
+            for group, top in (("/", "/"), ("/docker/47", "/docker/47"), ("/../x", "/"), ("/docker/47", "/docker/4"))
+        ),
+    ],
 )
-def test_v2_in_a_container(kernel, group, top):
-    """Its own group is all that is mounted; the path is / in a namespace of its own, else the one on the host."""
-    mounted = kernel.v2("", "300000 100000\n")
-    kernel.says(f"0::{group}\n", V2.format(top=top))
-    assert kernel.limits == {mounted: 3.0}
-
-
-def test_v1(kernel):
-    kernel.says("4:memory:/m\n3:cpu,cpuacct:/a/b\n0::/\n", MOUNTS + V1.format(top="/"))
+def test_a_group_and_all_that_contain_it(kernel, cgroup, mounts, quotas):
+    kernel.says(cgroup, mounts)
+    kernel.v2("/other", "100000 100000\n")
     kernel.v1("", -1)
-    outer, inner = kernel.v1("/a", 250_000), kernel.v1("/a/b", 50_000, 100_000)
-    assert kernel.limits == {outer: 2.5, inner: 0.5}
-
-
-def test_both_versions_at_once(kernel):
-    kernel.says("3:cpuacct,cpu:/a\n0::/b\n", V2.format(top="/") + V1.format(top="/"))
-    first, second = kernel.v1("/a", 200_000), kernel.v2("/b", "300000 100000")
-    assert kernel.limits == {first: 2.0, second: 3.0}
+    found = {
+        kernel.v1(name[1:], int(cores * 100_000))
+        if name[:1] == "1"
+        else kernel.v2(name, f"{int(cores * 2e5)} 200000\n"): cores
+        for name, cores in quotas.items()
+    }
+    assert kernel.limits == found
 
 
 def test_a_mount_point_with_a_space(kernel):

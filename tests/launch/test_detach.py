@@ -10,9 +10,12 @@ import sys
 import pytest
 
 from dmltrain_launch.agent.process import living
+from dmltrain_launch.command_line.options import parse
+from dmltrain_launch.run.described import make_job
 from dmltrain_launch.run.journal import JOURNAL, KEPT
 from tests.copied_tree import search_path
 from tests.launch.conftest import Launched, go, run, wait_for
+from tests.launch.refusal import refusal
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
 # Each worker counts. A scheduler or server ends when all workers have; a replacement says that it joins.
@@ -130,8 +133,8 @@ def test_a_job_lives_on_when_its_launcher_is_killed(detach):
 
 
 @pytest.mark.thorough
-def test_a_launcher_in_the_background_hands_the_job_over(detach):
-    launched = detach("-n", 2, "-s", 1, "--env", "CODE=3")
+def test_a_launcher_in_the_background_hands_the_job_over_which_then_ends_without_one(detach):
+    launched = detach("-n", 2, "-s", 1, "--env", "CODE=7")
     wait_for_lines(launched, 3)
     before = launched.record["launched_from"]["pid"]
     first = Attached(launched, "first").has_the_job()
@@ -142,21 +145,13 @@ def test_a_launcher_in_the_background_hands_the_job_over(detach):
     wait_for(lambda: os.readlink(said).endswith("launcher.log"), "it goes on in the background")
     third = Attached(launched, "third").has_the_job()
     first.ends(125)
-    go(launched, "done")
-    third.ends(3)
-    ended(launched, "worker-0")
-
-
-@pytest.mark.thorough
-def test_a_job_that_ends_while_nobody_is_attached(detach):
-    launched = detach("-n", 2, "-s", 1, "--env", "CODE=7")
-    wait_for_lines(launched, 3)
     kill_launcher(launched)
+    third.wait()
     go(launched, "done")
     wait_for(lambda: not launched.left(), "the end of all processes and agents")
-    assert not launched.record["ended"]
-    Attached(launched).ends(7)
-    ended(launched)
+    assert not launched.record["ended"], "the job has ended while nobody was attached"
+    Attached(launched, "fourth").ends(7)
+    ended(launched, "worker-0")
 
 
 @pytest.mark.thorough
@@ -180,9 +175,14 @@ def test_what_was_lost_meanwhile_is_replaced_by_the_next_launcher(detach):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_ends_the_job_of_an_attached_launcher(detach):
+def test_the_journal_of_another_job_is_refused_and_ctrl_c_ends_the_job_of_an_attached_launcher(detach):
     launched = detach()
     kill_launcher(launched)
+    path = launched.logs / "job.json"
+    record = path.read_text()
+    path.write_text(json.dumps({**json.loads(record), "mark": "another"}))
+    assert "is of another job than" in Attached(launched).ends(2).err
+    path.write_text(record)
     attached = Attached(launched).has_the_job()
     attached.signal(signal.SIGINT)
     assert "the launcher got SIGINT" in attached.ends(130).err
@@ -267,33 +267,13 @@ def test_a_launcher_that_reaches_no_host_any_more_leaves_the_job(over_ssh):
         ("-n 1 -s 0", "--detach needs servers"),
     ],
 )
-def test_jobs_that_cannot_live_on_are_refused(launcher, words, said):
-    result = launcher.run("--detach", *words.split(), launcher.script(PROGRAM))
-    assert result.code == 2 and said in result.err
+def test_jobs_that_cannot_live_on_are_refused(words, said):
+    assert said in refusal(make_job, parse(["--detach", *words.split(), "true"], {}), "job")
 
 
-@pytest.mark.thorough
-def test_a_job_without_detach_cannot_be_attached_to(launcher):
-    launched = launcher.ready(1, 0, launcher.script(PROGRAM))
+def test_a_job_that_fails_at_its_start_says_so_in_the_terminal_and_cannot_be_attached_to(launcher):
+    launched = launcher.start("--detach", "-n", 1, "-s", 1, "no-such-program")
+    assert "no-such-program not found" in launched.ends(127).err
+    record = launched.record
+    (launched.logs / "job.json").write_text(json.dumps({**record, "ended": None}))
     assert "was not started with --detach" in Attached(launched).ends(2).err
-    go(launched, "done")
-    launched.ends()
-
-
-def test_a_job_that_fails_at_its_start_says_so_in_the_terminal(launcher):
-    result = launcher.run("--detach", "-n", 1, "-s", 1, "no-such-program")
-    assert result.code == 127 and "no-such-program not found" in result.err
-
-
-@pytest.mark.thorough
-def test_the_journal_of_another_job_is_refused(detach, launcher):
-    launched = detach()
-    kill_launcher(launched)
-    path = launched.logs / "job.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "mark": record["mark"] + "x"}))
-    assert "is of another job than" in Attached(launched).ends(2).err
-    path.write_text(json.dumps(record))
-    attached = Attached(launched).has_the_job()
-    go(launched, "done")
-    attached.ends()

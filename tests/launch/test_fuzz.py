@@ -2,6 +2,7 @@
 time (tests/fuzzing.py)."""
 
 import json
+import re
 
 import pytest
 
@@ -178,15 +179,42 @@ def inventories() -> list[bytes]:
     ]
 
 
+def read_hosts(data: bytes, name: str) -> None:
+    """There are hosts, or a refusal with a line that is there."""
+    try:
+        found = hosts.parse(data, name)
+    except LaunchError as error:
+        place = re.match(re.escape(name) + r"(?::(\d+): |: | is )", str(error))
+        assert place and error.code == 2, error
+        assert 1 <= int(place[1] or 1) <= len(re.split(rb"\r\n|\r|\n|\xc2\x85|\xe2\x80[\xa8\xa9]", data))
+        raise
+    assert found and all(host.name and re.fullmatch(re.escape(name) + r":\d+", host.where) for host in found)
+
+
 KEYS = (b'{"event": ', b'{"do": ', b'"host"', b'"task"', b'"bytes"')
 WORDS = (*KEYS, b"[[[[", b"{}", b"null", b"\n", b"1e999", b"\\ud800")
-HOST_WORDS = (b"slots=", b"[1-99999999]", b"[", b"]", b"env.", b"&a", b"*a", b"!!python/object", b"- ", b"\t", b"\xff")
+HOST_WORDS = (
+    b"\xe2\x80\xa8",
+    b"\xc3\xa9",
+    b"name: ",
+    b"slots=",
+    b"[1-99999999]",
+    b"[",
+    b"]",
+    b"env.",
+    b"&a",
+    b"*a",
+    b"!!python/object",
+    b"- ",
+    b"\t",
+    b"\xff",
+)
 AGENT = Fuzzed(listen, streams, (ProtocolError, ChannelError), WORDS, (bytes, with_lengths))
 LAUNCHER = Fuzzed(obey, lines, (ProtocolError,), WORDS)
 GPUS = Fuzzed(read_reports, reports, (), (b"[N/A]", b", ", b"\n", b"100", b"1e9", b"."))
 BRIDGE = Fuzzed(cross, bridged, (ChannelError,), (b'"code"', b"\0\0\0\0", b"{}", b"null"))
-HOSTS = Fuzzed(lambda data: hosts.parse(data, "hosts"), files, (LaunchError,), HOST_WORDS)
-INVENTORY = Fuzzed(lambda data: hosts.parse(data, "hosts.yaml"), inventories, (LaunchError,), HOST_WORDS)
+HOSTS = Fuzzed(lambda data: read_hosts(data, "hosts"), files, (LaunchError,), HOST_WORDS)
+INVENTORY = Fuzzed(lambda data: read_hosts(data, "hosts.yaml"), inventories, (LaunchError,), HOST_WORDS)
 
 
 @pytest.mark.parametrize("part", parts())

@@ -454,21 +454,6 @@ ALPHABET = st.sampled_from([*"h1 \t\n\r#='\"\\@:[],-.*{}&!|>%~\0", *WORDS])
 ANYTHING = st.one_of(st.text(), st.lists(ALPHABET).map("".join))
 
 
-@given(
-    st.one_of(st.binary(), ANYTHING.map(lambda each: each.encode("utf-8", "surrogatepass"))),
-    st.sampled_from(["hosts", "hosts.yaml"]),
-)
-def test_any_bytes_give_hosts_or_a_refusal_with_a_line_that_is_there(content, name):
-    try:
-        found = parse(content, name)
-    except LaunchError as error:
-        place = re.match(re.escape(name) + r"(?::(\d+): |: | is )", str(error))
-        assert place and error.code == 2, error
-        assert 1 <= int(place[1] or 1) <= len(re.split(rb"\r\n|\r|\n|\xc2\x85|\xe2\x80[\xa8\xa9]", content))
-    else:
-        assert found and all(host.name and re.fullmatch(re.escape(name) + r":\d+", host.where) for host in found)
-
-
 @given(ANYTHING, ANYTHING)
 def test_any_option_gives_hosts_or_a_refusal(one, two):
     try:

@@ -48,6 +48,12 @@ def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
     assert new.killed
 
 
+def test_two_jobs_do_not_share_a_log_folder(tmp_path):
+    holder = LogFolder(tmp_path)
+    with pytest.raises(LaunchError, match="another job is writing its logs here"):
+        LogFolder(holder.path)
+
+
 def test_a_folder_that_is_of_another_program_or_cannot_be_made_is_named(tmp_path):
     precious = tmp_path / "worker-0.log"
     precious.write_text("precious")

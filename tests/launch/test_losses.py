@@ -1,7 +1,6 @@
 """An elastic job goes on without workers that it loses: on the bare state machine, and with real processes."""
 
 import math
-import os
 import signal
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +11,6 @@ import pytest
 from dmltrain_launch.agent import commands
 from dmltrain_launch.agent.commands import Stop
 from dmltrain_launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
-from dmltrain_launch.cli import launch
 from dmltrain_launch.clusters import AllOptions
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
@@ -23,7 +21,7 @@ from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
 from dmltrain_launch.run.supervisor.event import Connected, Lost, Quiet, Tick, Unreached
 from dmltrain_launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
 from dmltrain_launch.run.supervisor.policy import policy_of
-from tests.launch.conftest import go, said, wait_for
+from tests.launch.conftest import go
 
 HOSTS = [Host("a", "10.0.0.1", roles=("scheduler", "server", "worker"), slots=1)]
 HOSTS += [Host(name, f"10.0.0.{number}", roles=("worker",), slots=1) for number, name in enumerate("bc", 2)]
@@ -454,33 +452,6 @@ def test_a_scheduler_that_gives_up_names_the_worker_that_is_stopped():
 
 def lost_ranks(launched) -> list[int]:
     return [row["rank"] for row in launched.record["processes"] if row["lost_after"] is not None]
-
-
-def test_a_job_of_processes_that_loses_one_by_its_code_and_one_by_a_signal(elastic, monkeypatch, capsys):
-    launched = elastic("worker-1=3")
-    go(launched, "go")
-    said(launched, "worker 1 (pid ")
-    said(launched, "exited with code 3; 2 workers are left")
-    wait_for(lambda: lost_ranks(launched) == [1], "the record of worker 1")
-    os.kill(launched.pid("worker", 0), signal.SIGKILL)
-    said(launched, "was killed by SIGKILL; 1 worker is left")
-    wait_for(lambda: lost_ranks(launched) == [0, 1], "the record of worker 0")
-    monkeypatch.chdir(launched.folder)
-    assert launch(["--ps", str(launched.logs)]) == 0
-    shown = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()[-2:]]
-    assert shown == ["lost: worker 0 on localhost", "lost: worker 1 on localhost"]
-    go(launched, "done")
-    assert launched.ends().err.splitlines()[-1].startswith("0 processes left on 1 host; lost: worker 1 after ")
-    assert launched.record["exit_code"] == 0 and launched.record["cause"] is None
-
-
-def test_a_worker_that_fails_and_takes_long_to_end_is_why_others_have_lost_it(elastic):
-    launched = elastic("--grace", 60, "--min-workers", 3, "scheduler-0=75", "server-0=75", "worker-1=-3")
-    go(launched, "go")
-    launched.ends(3)
-    assert launched.record["cause"].startswith("worker 1 (pid ")
-    row = next(row for row in launched.record["processes"] if (row["role"], row["rank"]) == ("worker", 1))
-    assert row["exit_code"] == 3 and not row["ended_by_launcher"]
 
 
 def test_a_job_of_processes_that_ends_without_a_stopped_worker(elastic):

@@ -251,20 +251,14 @@ def test_data_before_the_end_of_tls_is_read_first(streams):
 INVALID = b"\x17\x03\x03\x00\x05wrong"  # a record that nobody has encrypted
 
 
-def test_data_before_invalid_data_is_read_first(streams):
+@pytest.mark.parametrize("before", [b"last words", b""])
+def test_invalid_data_is_an_error_and_data_before_it_is_read_first(streams, before):
     stream, peer, raw = streams
-    peer.sendall(b"last words")
+    peer.sendall(before)
     raw.sendall(INVALID)
-    assert stream.read(DEADLINE) == b"last words"
-    with contextlib.suppress(ssl.SSLError):
+    assert not before or stream.read(DEADLINE) == before
+    with contextlib.suppress(ssl.SSLError) if before else pytest.raises(ssl.SSLError):
         assert stream.read(DEADLINE) == b""
-
-
-def test_invalid_data_is_an_error(streams):
-    stream, _, raw = streams
-    raw.sendall(INVALID)
-    with pytest.raises(ssl.SSLError):
-        stream.read(DEADLINE)
 
 
 def test_a_stalled_handshake_times_out():

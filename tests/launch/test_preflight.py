@@ -122,7 +122,7 @@ def test_what_a_module_beside_the_script_may_provide_is_a_warning(job, empty_hos
     assert not unsure.fatal and "lacks yaml, which" in unsure.message
 
 
-@pytest.mark.parametrize("version", ["2.7", "3.8", "3.9"])
+@pytest.mark.parametrize("version", ["2.7", "3.9"])
 def test_a_python_too_old_for_dmltrain(job, version):
     path = python(version)
     problem = only(judge(replace(job, needs=("dmltrain",)), replace(HOST, python=path)))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.base.safe_text import safe_lines
 from dmltrain.kvstore.scheduler import agent, reports
 from dmltrain.kvstore.transport.message.changes import Change
 from dmltrain_launch.agent import commands, events
@@ -97,10 +96,6 @@ def test_a_text_of_an_agent_is_one_printable_line(event, field, unsafe):
     assert json.dumps(vars(found)[field], default=lambda report: {"op": "leaves", **vars(report)}) == json.dumps(
         sent.get(field, text)
     ).replace(json.dumps(text)[1:-1], json.dumps(one_line(text))[1:-1])
-
-
-def test_lines_of_the_launchers_own_stay():
-    assert safe_lines("one\n\ttwo\x1b[2J\r") == "one\n\ttwo\\x1b[2J\\r"
 
 
 def test_the_host_of_an_event_is_the_connections():

@@ -340,15 +340,6 @@ def test_with_its_host_it_goes_to_another_that_takes_servers():
     assert job.supervisor.processes[number].task.environment["DMLC_NODE_HOST"] == "10.0.0.3"
 
 
-def test_what_waits_for_a_host_that_is_lost_goes_elsewhere():
-    job = servers_on_b_and_c()
-    job.exit(1, -9)
-    assert job.notices[0].endswith("starting the replacement of server 0 on b in 1 s, 1 of 1")
-    job.say(Lost("b", "was killed by SIGKILL"))
-    assert job.notices[0].startswith("starting the replacement of server 0 on c")
-    assert job.started(job.tick()) == [("c", 6, 1)]
-
-
 def test_the_last_server_without_a_host_for_it_ends_the_job():
     job = Job3(servers_replaced=1)
     assert job.supervisor.tasks.servers[0].task.host.name == "a"

@@ -297,15 +297,12 @@ def test_each_failure_is_explained(code, err, python, words, exit_code):
     assert error.code == exit_code
 
 
-def test_the_error_shows_the_end_of_the_output_if_there_is_any():
+def test_the_error_shows_the_end_of_the_output_if_there_is_any_and_suspects_start_up_files():
     said = str(explain(NoAgent("exited with 1", 1, "x" * 1000 + "y", []), HOST))
     assert f"the output was: {'x' * 499}y; does" in said
-    assert "output" not in str(explain(NoAgent("exited with 1", 1, "", []), HOST))
-
-
-def test_a_host_whose_shell_says_nothing_makes_its_start_up_files_suspect():
     said = str(explain(NoAgent("exited with 0", 0, "", []), HOST))
     assert f"does ssh {HOST.target} echo hello print hello? if not, a start-up file there" in said
+    assert "output" not in said
 
 
 def test_messages_name_a_host_with_its_line():

@@ -1,64 +1,66 @@
 """--torch-env: which workers find the variables of torch.distributed, and when servers would be idle."""
 
-import json
+from collections.abc import Callable
 
 import pytest
 
 from dmltrain_launch import LaunchError
+from dmltrain_launch.cli import launch
 from dmltrain_launch.command_line.options import parse
 from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.role import WORKER
 from dmltrain_launch.job.task import Ports, tasks
 from dmltrain_launch.preflight.script import Script, of_source, read, script_of
 from dmltrain_launch.run.described import advice, make_job
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-WRITE = f"""
-import json, os
-name = f"{{os.environ['DMLC_ROLE']}}-{{os.environ['DMLC_TASK_ID']}}.json"
-with open(name, "w") as file:
-    json.dump([name for name in {VARIABLES} if name in os.environ], file)
-"""
-USES_DMLTRAIN = f"{WRITE}\ndef later():\n    from dmltrain import kvstore\n"
-USES_MXNET = f"{WRITE}\ndef later():\n    import mxnet as mx\n"
-USES_BACKEND = f"{WRITE}\ndef later():\n    import dmltrain.torch\n"
-USES_DDP = f"{WRITE}\ndef later():\n    import torch.distributed as dist\n"
+NEITHER_OF_THEM = "import json"
+USES_DMLTRAIN = "def later():\n    from dmltrain import kvstore\n"
+USES_MXNET = "def later():\n    import mxnet as mx\n"
+USES_BACKEND = "def later():\n    import dmltrain.torch\n"
+USES_DDP = "def later():\n    import torch.distributed as dist\n"
 IDLE = "uses torch.distributed and not dmltrain: its servers have nothing to do"
 
 
-def found(launcher, *arguments: object) -> list[str]:
-    """The variables that the workers have; no other process may have any."""
-    done = launcher.run("-n", 2, *arguments)
-    assert done.code == 0, done
-    by_process = {path.stem: json.loads(path.read_text()) for path in launcher.folder.glob("*-*.json")}
-    assert all(names == [] for process, names in by_process.items() if not process.startswith("worker"))
-    assert by_process["worker-0"] == by_process["worker-1"]
-    return by_process["worker-0"]
+@pytest.fixture
+def made(tmp_path) -> Callable[..., Job]:
+    """Makes the job of this script."""
+
+    def make(source: str, *options: str) -> Job:
+        (tmp_path / "program.py").write_text(source)
+        return make_job(parse([*options, str(tmp_path / "program.py")], {}), "job")
+
+    return make
 
 
 @pytest.mark.parametrize(
     ("options", "source", "expected"),
     [
-        ((), WRITE, VARIABLES),
+        ((), NEITHER_OF_THEM, VARIABLES),
         ((), USES_DMLTRAIN, ()),
         ((), USES_MXNET, ()),
         ((), f"{USES_MXNET}{USES_DDP}", VARIABLES),
         ((), USES_BACKEND, VARIABLES),
         (("--torch-env", "auto"), USES_DMLTRAIN, ()),
         (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
-        (("--torch-env=off",), WRITE, ()),
+        (("--torch-env=off",), NEITHER_OF_THEM, ()),
         (("python3", "-u"), USES_DMLTRAIN, ()),  # the script that an interpreter is named for
     ],
 )
-def test_what_workers_find(launcher, options, source, expected):
-    script = launcher.script(source)
-    assert found(launcher, "-s", 1, *options, script) == list(expected)
+def test_what_workers_find(made, options, source, expected):
+    """No other process has any."""
+    for task in tasks(made(source, "-n", "2", "-s", "1", *options), [Host("h1")], Ports()):
+        found = [name for name in VARIABLES if name in task.environment]
+        assert found == (list(expected) if task.role == WORKER else []), task.name
 
 
-def test_a_dry_run_shows_the_same(launcher):
-    script = launcher.script(USES_DMLTRAIN)
-    dry = launcher.run("--dry-run", "-n", 2, script)
-    assert b"DMLC_ROLE=worker" in dry.out and b"RANK=" not in dry.out
-    assert b" RANK=1 " in launcher.run("--dry-run", "-n", 2, "--torch-env", "on", script).out
+def test_a_dry_run_shows_the_same(tmp_path, capsys):
+    (tmp_path / "program.py").write_text(USES_DMLTRAIN)
+    words = ["-n", "2", str(tmp_path / "program.py")]
+    assert launch(["--dry-run", *words]) == launch(["--dry-run", "--torch-env", "on", *words]) == 0
+    usual, _, with_torch = capsys.readouterr().out.rpartition("dry run of job")
+    assert "DMLC_ROLE=worker" in usual and "RANK=" not in usual and " RANK=1 " in with_torch
 
 
 def test_it_is_a_key_of_the_configuration_file_and_takes_few_values(tmp_path):
@@ -70,12 +72,15 @@ def test_it_is_a_key_of_the_configuration_file_and_takes_few_values(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "servers", "warned"),
-    [(USES_DDP, 1, True), (USES_DDP, 0, False), (WRITE, 1, False), (USES_DDP + USES_DMLTRAIN, 1, False)],
+    [(USES_DDP, 1, True), (USES_DDP, 0, False), (NEITHER_OF_THEM, 1, False), (USES_DDP + USES_DMLTRAIN, 1, False)],
 )
-def test_servers_that_would_be_idle(launcher, source, servers, warned):
-    done = launcher.run("-n", 1, "-s", servers, launcher.script(source))
-    assert done.code == 0, done
-    assert (IDLE in done.err) == warned, done.err
+def test_servers_that_would_be_idle(made, source, servers, warned):
+    job = made(source, "-n", "1", "-s", str(servers))
+    assert any(IDLE in each for each in advice(job, [Host("h1")], "auto")) == warned
+
+
+def test_a_launcher_says_that_servers_would_be_idle(launcher):
+    assert IDLE in launcher.start("-n", 1, "-s", 1, launcher.script(USES_DDP)).ends().err
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_a_script_gets_the_backend_in_place_of_its_own_and_servers_do_not_run_it
     assert done.code == 0 and IDLE not in done.err, done
     assert done.out.count(b'init_process_group("nccl") takes the backend "dmltrain"') == 1, done
     assert done.out.count(b"found dmltrain __main__ ['--epochs', '3'] json True") == 1, done
-    assert not list(launcher.folder.glob("server-*.json")), "what the script has written"
+    assert not launcher.log("server-0").count(b"found"), "it does not run the script"
 
 
 @pytest.mark.parametrize(

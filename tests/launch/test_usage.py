@@ -228,8 +228,8 @@ def test_samples_add_up_to_what_a_process_and_its_child_used():
 
 
 def test_each_attempt_has_its_own_file_if_samples_are_taken(launcher):
-    words = ["-n", 1, "-s", 0, "--max-restarts", 1, "sh", "-c", "sleep 1.5; exit 3"]
-    launched = launcher.start("--usage", 600, *words)
+    words = ["-n", 1, "-s", 0, "sh", "-c", "sleep 1.5; exit 3"]
+    launched = launcher.start("--usage", 600, "--max-restarts", 1, *words)
     without = launcher.start("--usage", 0, *words, logs="without")
     assert launched.wait().code == without.wait().code == 3
     for folder in (launched.logs, launched.logs / "restart-1"):

@@ -190,7 +190,7 @@ def test_a_launcher_that_never_spoke_is_explained(tmp_path: Path):
 
 
 def test_long_output_takes_little_memory_and_all_lines_come(tmp_path):
-    count, line = 300_000, b"[worker-0] a line of a program that says much, all day"
+    count, line = 200_000, b"[worker-0] a line of a program that says much, all day"
     with (tmp_path / "launcher.out").open("wb") as file:
         file.writelines([line + b"\n"] * count)
         file.write(b"dmltrain-exit 3\n")

@@ -23,29 +23,29 @@ def of(root: Path, module: str) -> list[str]:
     distances = next(filter(None, (_distances(root, group) for group in groups)), {})
     graph, folder = _imports(root), _folder(root, module)
 
-    def order(test: Path) -> tuple[int, bool, bool, int]:
-        return distances[test], not _mirrors(test, module), folder not in test.parents, len(graph[test])
+    def order(test: Path) -> tuple[int, bool, bool, int, Path]:
+        return distances[test], not _mirrors(test, module), folder not in test.parents, len(graph[test]), test
 
-    chosen = sorted(sorted(distances), key=order)
+    nearest = sorted(distances.values())[:MANY]
+    chosen = sorted((test for test in distances if distances[test] <= nearest[-1]), key=order) if nearest else []
     farthest = max((distances[test] for test in chosen[:FEW]), default=0)
     return [test.relative_to(root).as_posix() for test in chosen[:MANY] if distances[test] <= farthest]
 
 
 def _distances(root: Path, modules: list[Path]) -> dict[Path, int]:
     """Each test that gets to one of the modules -> how many imports lie between them."""
-    importers: dict[Path, set[Path]] = {}
-    for path, imported in _imports(root).items():
-        for each in imported:
-            importers.setdefault(each, set()).add(path)
-    distances, level = dict.fromkeys(modules, 0), set(modules)
+    importers, level, far = _importers(root), set(modules), 0
+    distances = dict.fromkeys(modules, far)
     while level := {each for path in level for each in importers.get(path, ())} - distances.keys():
-        distances |= dict.fromkeys(level, max(distances.values()) + 1)
-    return {path: distance for path, distance in distances.items() if _is_near(root, path)}
+        far += 1
+        distances |= dict.fromkeys(level, far)
+    return {path: distances[path] for path in distances.keys() & _near(root)}
 
 
-def _is_near(root: Path, path: Path) -> bool:
-    of_tests = path.name.startswith("test_") and path.is_relative_to(root / "tests")
-    return of_tests and path.relative_to(root / "tests").parts[0] not in FAR
+@cache
+def _near(root: Path) -> frozenset[Path]:
+    """The test files that count."""
+    return frozenset(path for path in (root / "tests").rglob("test_*.py") if path.relative_to(root).parts[1] not in FAR)
 
 
 def _mirrors(test: Path, module: str) -> bool:
@@ -66,18 +66,31 @@ def _folder(root: Path, module: str) -> Path:
 def _imports(root: Path) -> dict[Path, frozenset[Path]]:
     """Each file of Python -> those of the project that it imports, or names in order to start them. A test imports the
     fixtures of its folders."""
-    files = [path for folder in ("dmltrain", "launch", "tests") for path in sorted((root / folder).rglob("*.py"))]
-    found = {path: frozenset(_imported(path, root)) - {path} for path in files}
-    for test in files:
+    found = {path: frozenset(_imported(path, root)) - {path} for path in _files(root)}
+    for test in _files(root):
         if test.name.startswith("test_"):
             found[test] |= {folder / "conftest.py" for folder in test.parents}
     return found
 
 
+@cache
+def _importers(root: Path) -> dict[Path, set[Path]]:
+    found: dict[Path, set[Path]] = {}
+    for path, imported in _imports(root).items():
+        for each in imported:
+            found.setdefault(each, set()).add(path)
+    return found
+
+
+@cache
+def _files(root: Path) -> list[Path]:
+    return [path for folder in ("dmltrain", "launch", "tests") for path in sorted((root / folder).rglob("*.py"))]
+
+
 def _imported(path: Path, root: Path) -> Iterator[Path]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = {id(node) for each in ast.walk(tree) if _is_for_types(each) for node in ast.walk(each)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    for_types = {id(node) for each in nodes if _is_for_types(each) for node in ast.walk(each)}
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -98,8 +111,15 @@ def _is_for_types(node: ast.AST) -> bool:
 
 def _file(root: Path, name: str) -> Path | None:
     """The file of a module or package, by its dotted name."""
-    if not all(part.isidentifier() for part in name.split(".")):
-        return None
-    paths = [folder.joinpath(*name.split(".")) for folder in (root, root / "launch")]
-    choices = [choice for path in paths for choice in (path.with_suffix(".py"), path / "__init__.py")]
-    return next((choice for choice in choices if choice.exists()), None)
+    return _named(root).get(name)
+
+
+@cache
+def _named(root: Path) -> dict[str, Path]:
+    named = {}
+    for top in (root / "launch", root):
+        for path in _files(root):
+            if path.is_relative_to(top):
+                name = ".".join(path.relative_to(top).with_suffix("").parts)
+                named[name.removesuffix(".__init__")] = path
+    return named

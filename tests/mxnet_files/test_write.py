@@ -145,11 +145,11 @@ def test_a_checkpoint_scores_equally(job, which, mxnet_files, real_data):
     assert_scores(images, expected, mxnet_files / f"{file}.params", network, names)
 
 
-QUICK = ("squeezenet1.1", "mobilenetv2_0.25")
-OTHERS = ("alexnet", "densenet121", "inceptionv3", "mobilenet0.25", "resnet18_v1", "resnet18_v2")
+THOROUGH = ("alexnet", "densenet121", "inceptionv3")
+ZOO = ("squeezenet1.1", "mobilenetv2_0.25", *(pytest.param(each, marks=pytest.mark.thorough) for each in THOROUGH))
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
+@pytest.mark.parametrize("name", ZOO)
 def test_a_network_of_the_model_zoo_scores_equally(mx, name, tmp_path):
     """Names of nodes and statistics are gluon's, and each array has its multipliers."""
     shape = (3, 299, 299) if name == "inceptionv3" else (3, 224, 224)

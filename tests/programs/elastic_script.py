@@ -2,10 +2,9 @@
 
 Faults are separated by commas: MEMBER:before|after:OP kills (kill -9) member MEMBER before or after it recognises this
 op; MEMBER:in:OP when it has pushed only a part of this round; MEMBER:notice:OP is SIGTERM there. MEMBER:invited:OP: as
-the leader it waits before this round until a worker wants to join or to leave, or has left. MEMBER:server-N:OP: it
-kills server N when it holds this op; MEMBER:copied-N:OP: when it also has what it copies of the servers' state after
-it. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it. MEMBER:own|user:OP: an error in
-this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
+the leader it waits before this round until a worker wants to join or to leave, or has left. MEMBER:copied-N:OP: it
+kills server N when it holds this op and has what it copies of the servers' state after it. MEMBER:own|user:OP: an error
+in this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
 sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often. MEMBER:kvstore:NAME:
 it trains with this kvstore. MEMBER:averages:N: with dist_local, and N local steps. MEMBER:alone:STEP: it kills itself
 in this step of its own, when it has pushed a part. MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP
@@ -77,10 +76,6 @@ def leave(_):
 
 def kill_server(number):
     return lambda _: os.kill(int(Path(f"server-{number}.pid").read_text()), signal.SIGKILL)
-
-
-def wait_to_be_asked(ops):
-    wait_for(lambda: ops._progress._flush is not None or ops._progress.pending, "the scheduler asks")
 
 
 def wait_for_change(op):
@@ -156,7 +151,6 @@ FAULTS = {  # of an op, a step or another number
     "in": lambda op: making(op, kill, "pushpull", "receipt"),
     "notice": lambda op: making(op, leave, "pushpull", "receipt"),
     "invited": wait_for_change,
-    "behind": lambda op: making(op, wait_to_be_asked),
     "own": lambda op: making(op, fail(RuntimeError), "pushpull"),
     "user": lambda op: making(op, fail(UserError), "pushpull"),
     "slow": lambda milliseconds: slow_down(milliseconds / 1000),
@@ -181,8 +175,8 @@ for member, when, at in (word.split(":") for word in faults.split(",") if word):
         continue
     elif when == "kvstore":
         distribute_with(kvstore=at)
-    elif when.startswith(("server", "copied")):
-        made(int(at), kill_server(when[-1]), "complete" if when.startswith("server") else "stepped")
+    elif when.startswith("copied"):
+        made(int(at), kill_server(when[-1]), "stepped")
     else:
         FAULTS[when](float(at))
 sys.argv[0] = str(EXAMPLE)

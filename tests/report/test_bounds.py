@@ -39,7 +39,7 @@ def batch_lines(epochs: int, batches: int) -> bytes:
 
 @pytest.mark.parametrize("log", ["many lines", "one line", "no line", "a coloured line"])
 def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
-    """24 MB of log cost a few blocks of memory, whatever their shape."""
+    """16 MB of log cost a few blocks of memory, whatever their shape."""
     small, large = tmp_path / "small.log", tmp_path / "large.log"
     small.write_bytes(batch_lines(2, 10))
     piece = {
@@ -49,7 +49,7 @@ def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
         "a coloured line": b"\x1b[32m " * (MIB // 6) + b" Epoch[1] Train-accuracy=0.5 ",
     }[log]
     with large.open("wb") as file:
-        while file.tell() < 24 * MIB:
+        while file.tell() < 16 * MIB:
             file.write(piece)
     command = [sys.executable, "-c", PEAK, str(small), str(large)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -113,15 +113,15 @@ def test_blocks_are_complete_lines_for_any_read_size(size: int, ends: bytes) -> 
 
 # CPU seconds a MB where `yardstick` takes so many CPU seconds, as on the machine of docs/performance.md. There 30 MB/s
 # are the target, and the slowest format has 45; the rest is for what other programs cost.
-MOST_CPU_SECONDS, YARDSTICK = 1 / 20, 0.39
-MOST_MEMORY = 16  # MiB
+MOST_CPU_SECONDS, YARDSTICK = 1 / 20, 0.195
+MOST_MEMORY = 10  # MiB; of 14
 
 
 def yardstick() -> float:
     """CPU seconds of work like that of reading logs. Machines, and hours of one, differ by a factor of 3."""
     line, pattern = "Epoch[12] Batch [40]\tSpeed: 1323.83 samples/sec\taccuracy=0.582386\n", re.compile(r"(\w+)=(\S+)")
     start = time.process_time()
-    for _ in range(200_000):
+    for _ in range(100_000):
         found = pattern.search(line)
         assert found and float(found[2]) < 1 and line.split("\t")
     return time.process_time() - start
@@ -129,12 +129,13 @@ def yardstick() -> float:
 
 @pytest.mark.alone
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["dmltrain", "MXNet", "Caffe", "PMLS-Caffe", "Keras", "PyTorch Lightning"])
-def test_logs_are_read_fast_in_constant_memory(name: str) -> None:
-    before = yardstick()
-    done = run("logs.py", "--megabytes", "20", "--repeats", "1", "--only", name, "--format", "json")
+def test_logs_are_read_fast_in_constant_memory() -> None:
+    names, before = ("dmltrain", "MXNet", "Caffe", "PMLS-Caffe", "Keras", "PyTorch Lightning"), yardstick()
+    only = [word for name in names for word in ("--only", name)]
+    done = run("logs.py", "--megabytes", "14", "--repeats", "1", *only, "--format", "json")
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)["logs"][name]
-    assert figures["rows"] == 100 and figures["megabytes"] > 15
-    assert figures["cpu_seconds_per_megabyte"] < MOST_CPU_SECONDS * max(before, yardstick()) / YARDSTICK
-    assert figures["grown_mib"] < MOST_MEMORY
+    slower = max(before, yardstick()) / YARDSTICK
+    for name, figures in json.loads(done.stdout)["logs"].items():
+        assert figures["rows"] == 100 and figures["megabytes"] > 10, name
+        assert figures["cpu_seconds_per_megabyte"] < MOST_CPU_SECONDS * slower, (name, figures)
+        assert figures["grown_mib"] < MOST_MEMORY, (name, figures)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,6 @@ KERAS = (
     "epoch,accuracy,loss,lr,mae,val_accuracy,val_loss\n"
     "0,0.25,2.0,0.1,0.5,0.3,1.9\n1,0.5,1.5,0.1,0.4,0.45,1.6\n2,0.625,1.25,0.01,0.3,0.5,nan\n"
 )
-KEYS = ["train_accuracy", "validation_accuracy", "seconds", "train_loss", "learning_rate", "train_mae"]
-KEYS += ["validation_loss"]
-KERAS_ROWS = {
-    epoch: dict(zip(KEYS, values, strict=True))
-    for epoch, values in enumerate(((0.25, 0.3, None, 2.0, 0.1, 0.5, 1.9), (0.5, 0.45, None, 1.5, 0.1, 0.4, 1.6)))
-}
 LIGHTNING = (
     "epoch,step,train_loss_step,train_loss_epoch,val_acc,lr-SGD,test_acc\n"
     ",0,,,,0.1,\n0,49,0.71,,,,\n0,390,,1.21,,,\n0,390,,,0.5521,,\n"
@@ -32,25 +25,6 @@ LIGHTNING = (
 
 def some(row: dict, *keys: str) -> tuple:
     return tuple(row.get(key) for key in keys)
-
-
-def written(lines: list[dict], separator: str, end: str, quoting: int) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(lines[0]), delimiter=separator, lineterminator=end, quoting=quoting)
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_any_writing_of_a_csv(rows: Callable, separator: str, end: str, quoting: int, encoding: str) -> None:
-    lines = list(csv.DictReader(io.StringIO(KERAS)))
-    read = rows(written(lines, separator, end, quoting).encode(encoding))
-    assert {epoch: read[epoch] for epoch in (0, 1)} == KERAS_ROWS
-    assert math.isnan(read[2]["validation_loss"]) and read[2]["train_accuracy"] == 0.625
 
 
 def test_cells_that_are_no_numbers_are_left_out(rows: Callable) -> None:

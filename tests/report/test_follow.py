@@ -22,6 +22,7 @@ from dmltrain.report.follow import Follower, complete, follow
 from dmltrain.report.live_job import LiveJob
 from dmltrain.report.tail import Tail
 from tests.copied_tree import search_path
+from tests.forked_job import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -321,7 +322,7 @@ def test_a_real_job(program: Callable, tmp_path: Path) -> None:
     """The table of a job, followed from before its first epoch, is the one that the launcher prints at its end."""
     folder = tmp_path / "job"
     launch = f"-m dmltrain_launch.cli --launcher local -n 1 -s 0 --log-dir {folder}"
-    train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "local", "--num-epochs", "2"]
+    train = forked(ROOT / "examples/train_digits.py", "--kv-store", "local", "--num-epochs", "2")
     environment = {**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([sys.executable, *launch.split(), *train], env=environment, **output) as launcher:

@@ -56,7 +56,7 @@ def test_epochs_are_packed_from_the_end_up_to_one_of_several_workers() -> None:
     assert epochs == expected | {4: {"a": array("d", [4])}} and type(epochs[4]) is not dict
 
 
-EPOCHS = 40_000
+EPOCHS = 20_000
 LOGS = {  # each epoch's text, and the most bytes that it may cost; it was 1500
     "MXNet": ("Epoch[{0}] Train-accuracy=0.5\nEpoch[{0}] Time cost=1.5\nEpoch[{0}] Validation-accuracy=0.25\n", 750),
     "CSV": ("{0},0.5,1.5,0.25,1.5\n", 650),

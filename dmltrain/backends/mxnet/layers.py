@@ -16,16 +16,17 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dmltrain import initial, layers
+from dmltrain import initial
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.layers import Network
+from dmltrain.mxnet_files.emit import emit
 from dmltrain.mxnet_files.weights import fixed_gammas
 
 mx = mxnet_compat.load()
@@ -45,8 +46,8 @@ def symbol(network: Network, dtype: str = "float32") -> Symbol:
     and weights to this type, forward and backward; everything else stays float32. On CPUs MXNet 1.9.1 supports bfloat16
     if the processor has AVX-512.
     """
-    graph = _Graph(DTYPES[dtype])
-    logits = _emit(network.root, mx.sym.Variable("data"), graph)
+    graph = _Symbols(DTYPES[dtype])
+    logits = emit(network.root, mx.sym.Variable("data"), graph)
     return mx.sym.Group([logits, *graph.auxiliary]) if graph.auxiliary else logits
 
 
@@ -79,163 +80,30 @@ def initialise(block: Any, network: Network, seed: int, devices: Sequence[Any]) 
 
 
 @dataclass(frozen=True)
-class _Graph:
-    """What is known while a graph is made: the type to round to (None: without rounding), auxiliary logits so far."""
+class _Symbols:
+    """The graph that is made: `emit.Graph`. dtype: the type to round to; None: without rounding."""
 
     dtype: Dtype
     auxiliary: list[Symbol] = field(default_factory=list)
 
+    def variable(self, name: str, **options: object) -> Symbol:
+        attributes = {key: str(value) for key, value in options.items()}
+        return mx.sym.Variable(name, attr=attributes, dtype=None if self.dtype is None else "float32")
 
-@singledispatch
-def _emit(layer: layers.Layer, x: Symbol, graph: _Graph) -> Symbol:
-    """`layer` applied to x."""
-    raise NotImplementedError(f"the mxnet backend has no operator for {layer.label}")
+    def operator(self, op: str, name: str, inputs: list[Symbol], **options: Any) -> Symbol:
+        known = mx.sym._internal if op.startswith("_") else mx.sym
+        make = partial(getattr(known, op), name=name or None)  # MXNet generates names for layers without one
+        if self.dtype is not None and op in ("Convolution", "FullyConnected"):
+            rounded = make(*(mx.sym.amp_cast(each, dtype=self.dtype) for each in inputs), **options)
+            return mx.sym.amp_cast(rounded, dtype="float32")
+        if op == "LRN":  # the slice of all images avoids a wrong gradient of oneDNN: see the module
+            return mx.sym.slice_axis(make(*inputs, **options), axis=0, begin=0, end=None)
+        if options.get("count_include_pad") and options["pooling_convention"] == "full":  # the same: see the module
+            (down, across), options = options["pad"], {**options, "pad": (0, 0), "count_include_pad": False}
+            edges = (0, 0, 0, 0, down, down, across, across)  # of (N, C, H, W)
+            if down or across:
+                inputs = [mx.sym.Pad(*inputs, mode="constant", constant_value=0, pad_width=edges)]
+        return make(*inputs, **options)
 
-
-@_emit.register
-def _(layer: layers.Conv, x: Symbol, graph: _Graph) -> Symbol:
-    window = {"kernel": layer.kernel, "stride": layer.stride, "pad": layer.pad}
-    options = {"num_filter": layer.channels, "num_group": layer.groups, "no_bias": not layer.bias}
-    return _rounded(mx.sym.Convolution, layer, x, graph.dtype, **window, **options)
-
-
-@_emit.register
-def _(layer: layers.Dense, x: Symbol, graph: _Graph) -> Symbol:
-    return _rounded(mx.sym.FullyConnected, layer, x, graph.dtype, num_hidden=layer.features, no_bias=not layer.bias)
-
-
-@_emit.register
-def _(layer: layers.BatchNorm, x: Symbol, graph: _Graph) -> Symbol:
-    options = {"eps": layer.epsilon, "momentum": layer.momentum, "fix_gamma": layer.fixed_scale}
-    arrays = _variables(layer, {"gamma": layer.gamma_rule, "beta": layer.beta_rule})
-    return mx.sym.BatchNorm(x, **_named(layer), **arrays, **options)
-
-
-@_emit.register
-def _(layer: layers.Relu, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Activation(x, **_named(layer), act_type="relu")
-
-
-@_emit.register
-def _(layer: layers.Tanh, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Activation(x, **_named(layer), act_type="tanh")
-
-
-@_emit.register
-def _(layer: layers.MaxPool, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Pooling(x, **_named(layer), **_window(layer), pool_type="max")
-
-
-@_emit.register
-def _(layer: layers.AvgPool, x: Symbol, graph: _Graph) -> Symbol:
-    window, counted = _window(layer), layer.count_padding
-    if counted and layer.rounding == "full":  # oneDNN would compute a wrong gradient: see the module
-        x = _padded(x, layer)
-        window, counted = {**window, "pad": (0, 0)}, False
-    return mx.sym.Pooling(x, **_named(layer), **window, pool_type="avg", count_include_pad=counted)
-
-
-@_emit.register
-def _(layer: layers.GlobalAvgPool, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Pooling(x, **_named(layer), global_pool=True, kernel=(1, 1), pool_type="avg")
-
-
-@_emit.register
-def _(layer: layers.Flatten, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Flatten(x, **_named(layer))
-
-
-@_emit.register
-def _(layer: layers.Dropout, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Dropout(x, **_named(layer), p=layer.rate)
-
-
-@_emit.register
-def _(layer: layers.LocalResponseNorm, x: Symbol, graph: _Graph) -> Symbol:
-    options = {"nsize": layer.size, "alpha": layer.alpha, "beta": layer.beta, "knorm": layer.offset}
-    # the slice of all images avoids a wrong gradient of oneDNN: see the module
-    return mx.sym.slice_axis(mx.sym.LRN(x, **_named(layer), **options), axis=0, begin=0, end=None)
-
-
-@_emit.register
-def _(layer: layers.Scale, x: Symbol, graph: _Graph) -> Symbol:
-    return x * layer.factor
-
-
-@_emit.register
-def _(layer: layers.Clip, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.clip(x, **_named(layer), a_min=layer.low, a_max=layer.high)
-
-
-@_emit.register
-def _(layer: layers.SpatialTransformer, x: Symbol, graph: _Graph) -> Symbol:
-    kinds = {"transform_type": "affine", "sampler_type": "bilinear"}
-    maps = _emit(layer.localisation, x, graph)
-    return mx.sym.SpatialTransformer(x, maps, **_named(layer), target_shape=layer.target, **kinds)
-
-
-@_emit.register
-def _(layer: layers.Auxiliary, x: Symbol, graph: _Graph) -> Symbol:
-    graph.auxiliary.append(_emit(layer.branch, x, graph))
-    return x
-
-
-@_emit.register
-def _(layer: layers.Chain, x: Symbol, graph: _Graph) -> Symbol:
-    for inner in layer.layers:
-        x = _emit(inner, x, graph)
-    return x
-
-
-@_emit.register
-def _(layer: layers.Concat, x: Symbol, graph: _Graph) -> Symbol:
-    return mx.sym.Concat(*[_emit(branch, x, graph) for branch in layer.branches], **_named(layer))
-
-
-@_emit.register
-def _(layer: layers.Add, x: Symbol, graph: _Graph) -> Symbol:
-    total, *others = (_emit(branch, x, graph) for branch in layer.branches)
-    for other in others:
-        total = mx.sym.elemwise_add(total, other)
-    return total
-
-
-def _rounded(
-    operator: Callable[..., Symbol], layer: layers.Conv | layers.Dense, x: Symbol, dtype: Dtype, **options: Any
-) -> Symbol:
-    """The operator on inputs and weights rounded to `dtype`, with a float32 result."""
-    rules = {"weight": layer.weight_rule, **({"bias": layer.bias_rule} if layer.bias else {})}
-    if dtype is None:
-        return operator(x, name=layer.name, **_variables(layer, rules), **options)
-    arrays = _variables(layer, rules, dtype="float32")
-    arrays = {kind: mx.sym.amp_cast(array, dtype=dtype) for kind, array in arrays.items()}
-    result = operator(mx.sym.amp_cast(x, dtype=dtype), name=layer.name, **arrays, **options)
-    return mx.sym.amp_cast(result, dtype="float32")
-
-
-def _variables(layer: layers.Layer, rules: Mapping[str, layers.Rule], **options: Any) -> dict[str, Symbol]:
-    """The layer's arrays by their kinds, with the multipliers for MXNet's own programs."""
-
-    def variable(kind: str, rule: layers.Rule) -> Symbol:
-        multipliers = {"lr_mult": None if rule.lr_mult == 1.0 else rule.lr_mult, "wd_mult": rule.wd_mult}
-        return mx.sym.Variable(f"{layer.name}_{kind}", **multipliers, **options)
-
-    return {kind: variable(kind, rule) for kind, rule in rules.items()}
-
-
-def _named(layer: layers.Layer) -> dict[str, str]:
-    """MXNet generates names for layers without one."""
-    return {"name": layer.name} if layer.name else {}
-
-
-def _window(layer: layers.Pool) -> dict[str, object]:
-    window = {"kernel": layer.kernel, "stride": layer.stride, "pad": layer.pad}
-    return {**window, "pooling_convention": layer.rounding}
-
-
-def _padded(x: Symbol, pool: layers.Pool) -> Symbol:
-    """Zeros around the images (N, C, H, W)."""
-    down, across = pool.pad
-    if not (down or across):
-        return x
-    return mx.sym.Pad(x, mode="constant", constant_value=0, pad_width=(0, 0, 0, 0, down, down, across, across))
+    def add_output(self, node: Symbol, weight: float) -> None:
+        self.auxiliary.append(node)

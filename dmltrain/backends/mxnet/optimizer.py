@@ -27,13 +27,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.layers import Parameter
 
-COMMON = {
-    "wd": "wd",
-    "rescale_grad": "rescale_grad",
-    "clip_gradient": "clip_gradient",
-    "multi_precision": "multi_precision",
-    "begin_num_update": "begin_num_update",
-}
+COMMON = ("wd", "rescale_grad", "clip_gradient", "multi_precision", "begin_num_update")
 TABLE = {row.name: row.mxnet for row in optimizers.TABLE if row.mxnet}
 MULTIPLIERS = ("lr_mult", "wd_mult")  # of a key
 OF_KEYS = (*MULTIPLIERS, "layerwise")  # the last: whether its rate follows its norms (lars), 1 if missing
@@ -114,7 +108,7 @@ def make(spec: Mapping[str, Any]) -> Any:
     name, keys = str(numbers.pop("name", "")).lower(), numbers.pop("keys", {})
     if name not in TABLE:
         raise ValueError(f"unknown optimizer {name!r}: valid are {', '.join(TABLE)}")
-    allowed = {**TABLE[name].options, **COMMON}
+    allowed = (*TABLE[name].options, *COMMON)
     rate = _number("lr", numbers.pop("lr", 0.01))  # MXNet's own default
     for given, value in numbers.items():
         if given not in allowed:
@@ -146,7 +140,8 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
             f"optimizer {name} has an lr_scheduler, which servers do not support: leave it out, and call the kvstore's "
             "set_learning_rate before a step to change the learning rate"
         )
-    numbers = {given: getattr(optimizer, attribute) for given, attribute in {**TABLE[name].options, **COMMON}.items()}
+    row = TABLE[name]
+    numbers = {given: getattr(optimizer, row.attributes.get(given, given)) for given in (*row.options, *COMMON)}
     keys = {
         str(key): _kind_numbers(name, optimizer.idx2name.get(key, ""))
         | {kind: _multiplier(optimizer, key, kind) for kind in MULTIPLIERS}
@@ -179,7 +174,7 @@ def _name_of(optimizer: Any) -> str | None:
     same options."""
     names = {_class(name): name for name in TABLE}
     for name, row in TABLE.items():
-        if row.own and all(hasattr(optimizer, attribute) for attribute in row.options.values()):
+        if row.own and all(hasattr(optimizer, row.attributes.get(given, given)) for given in row.options):
             names.setdefault(getattr(mxnet_compat.load().optimizer, row.name, type(None)), name)
     return names.get(type(optimizer))
 

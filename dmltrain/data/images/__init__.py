@@ -48,15 +48,11 @@ def evaluation_image(image: bytes | Array, augmentation: ImageAugmentation, shap
     """
     source = open_image(image)
     geometry = evaluation_geometry(augmentation, source.size, shape[1:])
-    smaller = min(source.max_reduction, reduction(geometry)) if _too_large(source) else 1
+    smaller = min(source.max_reduction, reduction(geometry)) if source.size[0] * source.size[1] > MAX_PIXELS else 1
     result = out if out.flags.c_contiguous else np.empty(out.shape, np.uint8)
     _make(source, geometry, augmentation.fill_value, smaller, result)
     if result is not out:
         out[:] = result
-
-
-def _too_large(source: ImageSource) -> bool:
-    return source.size[0] * source.size[1] > MAX_PIXELS
 
 
 def _make(source: ImageSource, geometry: Geometry, fill: int, factor: int, result: Array) -> None:

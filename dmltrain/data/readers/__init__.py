@@ -13,14 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dmltrain.base.errors import UserError
-from dmltrain.data.readers import (
-    image_folder,
-    image_list,
-    leveldb_reader,
-    lmdb_reader,
-    record_reader,
-    tar_reader,
-)
+from dmltrain.data.readers import image_folder, image_list, leveldb_reader, lmdb_reader, record_reader, tar_reader
 from dmltrain.data.readers.joined import Joined
 from dmltrain.data.readers.reader import Format, Reader, Record, SampleSource
 

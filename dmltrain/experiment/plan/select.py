@@ -16,14 +16,10 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     an expression. UserError if there are none."""
     left = list(cells)
     for text in only:
-        left = _matching(left, text, _names(cells))
+        left = _matching(left, text, {dashed(name) for cell in cells for name in cell.settings})
         if not left:
             raise UserError(f"--only {' --only '.join(only)}: no cell is meant; --dry-run lists the cells")
     return left
-
-
-def _names(cells: Sequence[Cell]) -> set[str]:
-    return {dashed(name) for cell in cells for name in cell.settings}
 
 
 def _matching(cells: Sequence[Cell], text: str, names: set[str]) -> list[Cell]:

@@ -30,12 +30,7 @@ class PresentKind:
     user wrote it until it changes. `stepping`: whether the optimizer runs on the servers; else nothing changes."""
 
     def __init__(
-        self,
-        name: str,
-        member: Membership,
-        entries: KeyEntries,
-        transfers: Transfers,
-        timer: StepTimer | None,
+        self, name: str, member: Membership, entries: KeyEntries, transfers: Transfers, timer: StepTimer | None
     ) -> None:
         self.name, self.stepping = name, False
         self._member, self._entries, self._transfers = member, entries, transfers

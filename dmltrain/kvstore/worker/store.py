@@ -107,12 +107,7 @@ class DistKVStore(KVStore):
         return self._transfers.waits
 
     def init(
-        self,
-        key: Keys,
-        value: Any,
-        whole: bool = False,
-        mean: bool = False,
-        compression: dict[str, Any] | None = None,
+        self, key: Keys, value: Any, whole: bool = False, mean: bool = False, compression: dict[str, Any] | None = None
     ) -> None:
         """`compression`: of these keys, in place of that of `set_gradient_compression`."""
         if self.ops.view:

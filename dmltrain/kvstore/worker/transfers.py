@@ -36,12 +36,7 @@ class Transfers:
     weights wait for the round of their push."""
 
     def __init__(
-        self,
-        member: Membership,
-        entries: KeyEntries,
-        arena: Arena | None,
-        wait_seconds: float,
-        flat_keys: bool = True,
+        self, member: Membership, entries: KeyEntries, arena: Arena | None, wait_seconds: float, flat_keys: bool = True
     ) -> None:
         self.waits = Waits()
         self._member, self._routes, self._entries = member, member.routes, entries

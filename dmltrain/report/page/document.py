@@ -23,23 +23,7 @@ ASSETS = (LIBRARY, STYLE, *(f"assets/{name}.js" for name in SCRIPTS))
 GENERATOR = "dmltrain-report"
 MOST_BYTES = 1_900_000  # of a page, if its curves can be thinned so far
 BYTES = 5.4  # of a number: 4 in base64, and what names its array
-POINTS = (
-    1000,
-    700,
-    500,
-    400,
-    300,
-    250,
-    200,
-    150,
-    100,
-    70,
-    50,
-    30,
-    20,
-    12,
-    8,
-)  # of a curve: the first that fits
+POINTS = (1000, 700, 500, 400, 300, 250, 200, 150, 100, 70, 50, 30, 20, 12, 8)  # of a curve: the first that fits
 
 
 def document(sources: Sources, folder: str, version: str) -> str:

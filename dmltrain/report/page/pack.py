@@ -16,14 +16,10 @@ LARGEST = 3.4e38  # of a 32-bit float, rounded down
 
 def packed(numbers: Iterable[float | None]) -> str:
     """`numbers` as base64; what is None, infinite or too large is NaN."""
-    floats = array("f", (_finite(number) for number in numbers))
+    floats = array("f", (number if number is not None and abs(number) <= LARGEST else math.nan for number in numbers))
     if sys.byteorder == "big":
         floats.byteswap()
     return base64.b64encode(floats.tobytes()).decode("ascii")
-
-
-def _finite(number: float | None) -> float:
-    return number if number is not None and abs(number) <= LARGEST else math.nan
 
 
 class Pool:

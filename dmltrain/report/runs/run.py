@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import lt
@@ -80,7 +80,7 @@ def merge(
     return Run(
         log,
         paths,
-        epochs if _ascends(epochs) else dict(sorted(epochs.items())),
+        epochs if all(map(lt, epochs, islice(epochs, 1, None))) else dict(sorted(epochs.items())),
         first,
         part,
         from_last_batch,
@@ -89,10 +89,6 @@ def merge(
         tuple(heads),
         _elapsed([of_file.elapsed for _, of_file in files]),
     )
-
-
-def _ascends(numbers: Iterable[int]) -> bool:
-    return all(map(lt, numbers, islice(numbers, 1, None)))
 
 
 def _elapsed(files: Sequence[dict[int, float]]) -> dict[int, float]:

@@ -79,7 +79,7 @@ def _settings(group: Sequence[Facts]) -> Iterator[tuple[str, str]]:
         yield from _values(f"version of {name}", [known.versions.get(name) for known in group])
     for name in dict.fromkeys(name for known in group for name in known.options):
         values = [known.options.get(name) for known in group if name in known.options]
-        yield _flag(name), _joined(["none" if value is None else value for value in values])
+        yield "--" + name.replace("_", "-"), _joined(["none" if value is None else value for value in values])
 
 
 def _values(name: str, values: Sequence[object]) -> Iterator[tuple[str, str]]:
@@ -96,10 +96,6 @@ def _joined(values: Sequence[object]) -> str:
 def _machine(known: Facts) -> str | None:
     described = ((f"{machine.describe()}, {machine.system}", f"{machine.memory} GiB") for machine in known.machines)
     return " + ".join(dict.fromkeys(", ".join(parts) for parts in described)) or None
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _only_one(known: Sequence[dict[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:

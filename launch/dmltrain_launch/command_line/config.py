@@ -83,7 +83,7 @@ class _File:
         if name == "config":
             raise self._error(key, "config is only for the command line: a file cannot include another")
         near = difflib.get_close_matches(name, [*self.rows, PROGRAM], 1)
-        options = sorted({_long(row) for row in self.rows.values()} - {"config"})
+        options = sorted({_bare(_flag(row)) for row in self.rows.values()} - {"config"})
         fix = f"did you mean {near[0]}?" if near else f"expected one of {', '.join([*options, PROGRAM])}"
         raise self._error(key, f"unknown option {name!r}; {fix}")
 
@@ -158,10 +158,6 @@ def _is(node: yaml.Node, kind: str) -> bool:
 def _flag(row: Option) -> str:
     """Its first long name."""
     return next((name for name in row.names if name.startswith("--")), row.names[0])
-
-
-def _long(row: Option) -> str:
-    return _bare(_flag(row))
 
 
 def _bare(name: str) -> str:

@@ -51,11 +51,7 @@ VERBS = {
         "let workers leave a running elastic job: HOSTS such as h2,h3, or workers such as worker:3",
         change="HOSTS",
     ),
-    "set": Verb(
-        "JOB",
-        "change the kvstore of a running job whose optimizer runs on the servers",
-        change=SETTINGS,
-    ),
+    "set": Verb("JOB", "change the kvstore of a running job whose optimizer runs on the servers", change=SETTINGS),
 }
 
 

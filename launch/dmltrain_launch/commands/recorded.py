@@ -119,10 +119,7 @@ class _Fields:
 
 def _launcher(fields: _Fields) -> Launcher:
     return Launcher(
-        fields.text("host"),
-        fields.number("pid", MOST_PID),
-        fields.number("start", 1 << 62),
-        fields.text("boot_id", ""),
+        fields.text("host"), fields.number("pid", MOST_PID), fields.number("start", 1 << 62), fields.text("boot_id", "")
     )
 
 

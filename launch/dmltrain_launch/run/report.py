@@ -67,10 +67,7 @@ def announcements(supervisor: Attempt, last_lines: Callable[[int], list[str]], f
 
 
 def explained(
-    supervisor: Attempt,
-    notes: Sequence[tuple[str, int | None]],
-    last_lines: Callable[[int], list[str]],
-    folder: str,
+    supervisor: Attempt, notes: Sequence[tuple[str, int | None]], last_lines: Callable[[int], list[str]], folder: str
 ) -> list[str]:
     """The notes of an answer as lines, each with the last lines of its process, if it names one."""
     lines = []

@@ -48,12 +48,7 @@ class Supervisor(Attempt):
     """One attempt. Call `handle` for each event and do its actions until `over`; Tick at `deadline`."""
 
     def __init__(
-        self,
-        job: Job,
-        hosts: Sequence[Host],
-        limits: Limits = UNLIMITED,
-        policy: Policy = END,
-        check: bool = False,
+        self, job: Job, hosts: Sequence[Host], limits: Limits = UNLIMITED, policy: Policy = END, check: bool = False
     ):
         super().__init__(job, hosts, limits, policy, check)
         self.startup, self.recovery, self.changes = Startup(self), Recovery(self), Changes(self)

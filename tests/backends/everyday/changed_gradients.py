@@ -76,11 +76,6 @@ def early_set_to_none(run: Run) -> None:
 
 
 @case(races=True)
-def early_unchanged(run: Run) -> None:
-    changed(run, lambda *_: None, **EARLY)
-
-
-@case(races=True)
 def early_clipped_after_reduce_gradients(run: Run) -> None:
     model = mlp(run)
     optimizer = run.distribute(model, sgd(model), **EARLY)
@@ -92,13 +87,3 @@ def early_clipped_after_reduce_gradients(run: Run) -> None:
         run.note(nn.utils.clip_grad_norm_(model.parameters(), 1e-2))
         optimizer.step()
         run.note(model)
-
-
-@case(refused=r"parameter 0.bias has no gradient at step\(\)")
-def early_without_a_gradient(run: Run) -> None:
-    model = mlp(run)
-    optimizer = run.distribute(model, sgd(model), **EARLY)
-    run.backward(
-        loss_of(run, model, 0), inputs=[parameter for parameter in model.parameters() if parameter is not model[0].bias]
-    )
-    optimizer.step()

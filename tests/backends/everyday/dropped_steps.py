@@ -38,15 +38,6 @@ def early_dropped(run: Run) -> None:
     optimizer.zero_grad()
 
 
-@case(refused=r"backward\(\) ran twice before step\(\)", races=True)
-def early_twice(run: Run) -> None:
-    model = mlp(run)
-    optimizer = run.distribute(model, sgd(model), step_early=True)
-    run.backward(loss_of(run, model, 0))
-    run.backward(loss_of(run, model, 1))
-    optimizer.step()
-
-
 @case(refused="workers are at different places of the script: worker 0 has made 2 steps and worker 1 1")
 def a_step_that_one_worker_leaves_out(run: Run) -> None:
     """For a reason that it alone has."""

@@ -44,14 +44,6 @@ def trained(run: Run, model: nn.Module, change=lambda step: None, **options: obj
         run.note(model)
 
 
-@case(refused="different models: .*first.weight.*memory format")
-def one_worker_with_another_memory_format(run: Run) -> None:
-    model = started(run, Volumes())
-    if run.rank == 1:
-        model.to(memory_format=torch.channels_last_3d)
-    only_distributed(run, model)
-
-
 @case(refused="parameter .* was .* with strides .* at distribute, and is ")
 def a_memory_format_that_changes_with_early_steps(run: Run) -> None:
     model = started(run, Volumes())
@@ -117,12 +109,6 @@ def buffers_of_all_types(run: Run) -> None:
     model = started(run, Buffered(run.rank or 0))
     trained(run, model)
     run.note(model.own)
-
-
-@case()
-def buffers_of_all_types_with_early_steps(run: Run) -> None:
-    model = started(run, Buffered(run.rank or 0))
-    trained(run, model, step_early=True)
 
 
 @case(refused=r"different models: the first difference is .* in their order")

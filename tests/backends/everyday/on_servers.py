@@ -27,33 +27,11 @@ def trained(run: Run, before_step=lambda *_: None, after_step=lambda *_: None, *
 
 
 @case("servers")
-def a_schedule_before_the_step(run: Run) -> None:
-    def next_rate(_: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = 0.2 / (step + 1)
-
-    trained(run, next_rate)
-
-
-@case("servers")
 def a_rate_that_is_a_tensor(run: Run) -> None:
     def next_rate(_: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         optimizer.param_groups[0]["lr"].mul_(0.5)
 
     trained(run, next_rate, lr=torch.tensor(0.25, dtype=torch.float64))
-
-
-@case("servers", refused="only the learning rate can be changed")
-def a_schedule_of_momentum(run: Run) -> None:
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=10)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        run.backward(loss_of(run, model, step))
-        optimizer.step()
-        run.note(model)
-        schedule.step()
 
 
 @case("servers", refused=r"gradient of parameter 0.weight was changed after backward\(\)")
@@ -72,36 +50,12 @@ def a_gradient_that_is_replaced(run: Run) -> None:
     trained(run, smaller)
 
 
-@case("servers", refused="parameter 0.weight was changed by the script")
-def weights_from_a_vector(run: Run) -> None:
-    def smaller(model: nn.Module, *_: object) -> None:
-        flat = nn.utils.parameters_to_vector(model.parameters()).detach()
-        nn.utils.vector_to_parameters(flat * 0.9, model.parameters())
-
-    trained(run, after_step=smaller)
-
-
 @case("servers", refused="parameter 3.weight was changed by the script")
 def one_weight_through_numpy(run: Run) -> None:
     def without_one(model: nn.Module, *_: object) -> None:
         model[3].weight.detach().numpy()[0, 1] = 0.0
 
     trained(run, after_step=without_one)
-
-
-@case("servers", refused="parameter 0.bias was changed by the script")
-def an_average_that_stays_in_the_model(run: Run) -> None:
-    model = mlp(run)
-    optimizer = run.distribute(model, torch.optim.Adam(model.parameters(), lr=0.02))
-    average = torch.optim.swa_utils.AveragedModel(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        run.backward(loss_of(run, model, step))
-        optimizer.step()
-        run.note(model)
-        average.update_parameters(model)
-        if step == 2:
-            model[0].bias.data.copy_(average.module[0].bias.data)
 
 
 @case("servers")
@@ -199,42 +153,19 @@ def weights_that_are_loaded_before(run: Run) -> None:
         run.note(model)
 
 
-@case("servers")
-def early_steps_that_are_let_alone(run: Run) -> None:
-    early(run, lambda model, optimizer: None)
-
-
-def early(run: Run, change) -> None:
-    """With `step_early`; `change(model, optimizer)` comes before the second step."""
+@case("servers", refused="memory of parameter .* was replaced")
+def early_steps_of_other_memory(run: Run) -> None:
     model = mlp(run)
     optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), step_early=True)
     for step in range(STEPS):
         optimizer.zero_grad()
         run.backward(loss_of(run, model, step))
         if step == 1:
-            change(model, optimizer)
+            model[0].weight.data = model[0].weight.data * 0.5
         optimizer.step()
         if run.rank is not None:
             optimizer.settle()
         run.note(model)
-
-
-@case("servers", refused="changed between backward.. and step")
-def early_steps_on_clipped_gradients(run: Run) -> None:
-    early(run, lambda model, optimizer: nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
-
-
-@case("servers", refused=r"zero_grad\(\) was called between backward\(\) and step\(\)")
-def early_steps_that_are_dropped(run: Run) -> None:
-    early(run, lambda model, optimizer: optimizer.zero_grad())
-
-
-@case("servers", refused="memory of parameter .* was replaced")
-def early_steps_of_other_memory(run: Run) -> None:
-    def replaced(model: nn.Module, _: object) -> None:
-        model[0].weight.data = model[0].weight.data * 0.5
-
-    early(run, replaced)
 
 
 @case("async")
@@ -255,13 +186,3 @@ def clipped_gradients_with_the_rate_of_their_step(run: Run) -> None:
         optimizer.store.barrier()
         optimizer.synchronize()
     run.note(model)
-
-
-@case("async", refused="parameter 0 was changed by the script")
-def weights_that_are_limited(run: Run) -> None:
-    weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
-    model = nn.ParameterList([weight])
-    optimizer = run.distribute(model, torch.optim.SGD([weight], lr=1.0))
-    (weight * draw(0, 6)).sum().backward()
-    weight.data.clamp_(max=0.5)
-    optimizer.step()

@@ -227,11 +227,6 @@ def layers_without_memory(run: Run) -> None:
     only_distributed(run, nn.Linear(INPUTS, HIDDEN, device="meta"))
 
 
-@case(refused="2 parameters that are not the model's")
-def an_optimizer_of_another_model(run: Run) -> None:
-    only_distributed(run, mlp(run), torch.optim.SGD(nn.Linear(INPUTS, 1).parameters(), lr=0.1))
-
-
 @case(refused="optimizer LBFGS computes gradients several times in a step")
 def lbfgs_with_early_steps(run: Run) -> None:
     model = mlp(run)

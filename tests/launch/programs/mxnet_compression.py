@@ -10,26 +10,23 @@ import numpy as np
 SHAPES = {"small": (2, 3), "other": (7, 5), "big": (60, 70)}  # MXNET_KVSTORE_BIGARRAY_BOUND=1000 divides the big one
 RATE, ROUNDS, THRESHOLD = 2, 7, 0.5
 
-store = mx.kv.create("dist_sync")
-numbers = np.random.RandomState(123)  # the same on all workers
 
-
-def pulled(key: str) -> mx.nd.NDArray:
-    value = mx.nd.zeros(SHAPES[key])
-    store.pull(key, out=value)
-    if "--wait" in sys.argv:
-        value.wait_to_read()
-    return value
-
-
-def compare(key: str) -> None:
+def compare(store: mx.kv.KVStore, key: str, numbers: np.random.RandomState, waits: bool) -> None:
     """Each push changes the weights by what its two bits stand for; the rest waits in the residual."""
+
+    def pulled() -> mx.nd.NDArray:
+        value = mx.nd.zeros(SHAPES[key])
+        store.pull(key, out=value)
+        if waits:
+            value.wait_to_read()
+        return value
+
     residual = np.zeros(SHAPES[key], np.float32)
     for number in range(ROUNDS):
-        before = pulled(key)
+        before = pulled()
         gradient = numbers.uniform(-1, 1, SHAPES[key]).astype(np.float32)
         store.push(key, mx.nd.array(gradient))
-        found = (pulled(key) - before).asnumpy()
+        found = (pulled() - before).asnumpy()
         residual += gradient
         sent = THRESHOLD * ((residual >= THRESHOLD).astype(np.float32) - (residual <= -THRESHOLD))
         residual -= sent
@@ -37,10 +34,18 @@ def compare(key: str) -> None:
         assert (found == expected).all(), f"{key}, push {number}: changed by {found}, expected {expected}"
 
 
-store.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))  # adds RATE * gradient, on the servers
-store.set_gradient_compression({"type": "2bit", "threshold": THRESHOLD})
-for key, shape in SHAPES.items():
-    store.init(key, mx.nd.zeros(shape))
-for key in SHAPES:
-    compare(key)
-print(f"worker {os.environ['DMLC_WORKER_ID']}: all equal")
+def check(store: mx.kv.KVStore, waits: bool) -> None:
+    """The store has an optimizer that adds RATE * gradient on the servers."""
+    store.set_gradient_compression({"type": "2bit", "threshold": THRESHOLD})
+    for key, shape in SHAPES.items():
+        store.init(key, mx.nd.zeros(shape))
+    numbers = np.random.RandomState(123)  # the same on all workers
+    for key in SHAPES:
+        compare(store, key, numbers, waits)
+
+
+if __name__ == "__main__":
+    store = mx.kv.create("dist_sync")
+    store.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))
+    check(store, "--wait" in sys.argv)
+    print(f"worker {os.environ['DMLC_WORKER_ID']}: all equal")

@@ -3,10 +3,11 @@
 import os
 
 import mxnet as mx
+import mxnet_compression
 import numpy as np
 
 SMALL, BIG = (2, 3), (60, 70)  # MXNET_KVSTORE_BIGARRAY_BOUND=1000: the big one is sliced over the servers
-RATE, ROUNDS, THRESHOLD = 2, 3, 0.5
+RATE, ROUNDS = mxnet_compression.RATE, 3
 
 store = mx.kv.create("dist_sync")
 rank, workers = store.rank, store.num_workers
@@ -39,23 +40,11 @@ def row_sparse(key: str, shape: tuple[int, int]) -> None:
     equal(value, expected, f"row_sparse key {key}")
 
 
-def compressed(key: str, shape: tuple[int, int]) -> None:
-    """Pushes below the threshold wait in the residual; the one that reaches it sends the threshold."""
-    store.init(key, mx.nd.zeros(shape))
-    for gradient, sent in ((0.4, 0), (0.1, 1), (0.2, 1), (0.3, 2)):
-        store.push(key, mx.nd.ones(shape) * gradient)
-        value = mx.nd.ones(shape)
-        store.pull(key, out=value)
-        equal(value, sent * THRESHOLD * RATE * workers, f"2bit key {key} after pushing {gradient}")
-
-
 store.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))  # adds RATE * gradient, on the servers
 for dtype in ("float32", "float16"):
     dense(f"small {dtype}", SMALL, dtype)
     dense(f"big {dtype}", BIG, dtype)
 row_sparse("rows", SMALL)
 row_sparse("many rows", BIG)
-store.set_gradient_compression({"type": "2bit", "threshold": THRESHOLD})
-compressed("small 2bit", SMALL)
-compressed("big 2bit", BIG)
+mxnet_compression.check(store, waits=True)
 print(f"rank {rank} of {workers}, worker {os.environ['DMLC_WORKER_ID']}: all equal")

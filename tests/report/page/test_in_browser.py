@@ -150,7 +150,9 @@ COLUMN = "[...document.querySelectorAll('#summary tbody tr')].map(r => r.cells[0
 
 
 def test_tables_sort(report, page, tmp_path):
-    others = [written.run(tmp_path / f"run-{number}", 3 + number % 4, 2, number) for number in (10, 2, 9)]
+    others = [tmp_path / f"run-{number}.log" for number in (10, 2, 9)]
+    for count, log in enumerate(others, 3):
+        log.write_text("".join(f"Epoch[{epoch}] Train-accuracy=0.5\n" for epoch in range(count)))
     page.open(report(*others))
     heading = "#summary thead th:first-child button"
     page.click(heading)
@@ -209,13 +211,12 @@ def test_dark_mode_changes_page_and_charts_and_it_prints_with_all_in_light_colou
     assert widths and set(widths) == {660}
 
 
-@pytest.mark.parametrize("width", [360, pytest.param(768, marks=pytest.mark.thorough)])
-def test_it_fits_a_narrow_window(made, page, width):
-    page.size(width, 740)
+def test_it_fits_a_narrow_window(made, page):
+    page.size(360, 740)
     page.open(made)
-    assert page.value("document.documentElement.scrollWidth") <= width
+    assert page.value("document.documentElement.scrollWidth") <= 360
     widest = "Math.max(...[...document.querySelectorAll('.chart svg')].map(e => e.width.baseVal.value))"
-    assert page.value(widest) < width
+    assert page.value(widest) < 360
 
 
 def test_it_can_be_read_without_eyes(seen):
@@ -254,14 +255,14 @@ HOSTILE = '<img src=x onerror="window.hit=1">"\'&</script><script>window.hit=1</
 
 def test_html_in_names_is_text(report, page, tmp_path):
     name = "r</script><script>window.hit=1<".replace("/", "\u2215")  # as a folder's name can be
-    folder = written.run(tmp_path / name, host=f"{HOSTILE}-", cause=f"lost {HOSTILE}", exit_code=1)
+    folder = written.run(tmp_path / name, 2, 1, host=f"{HOSTILE}-", cause=f"lost {HOSTILE}", exit_code=1)
     written.samples(folder)
     usage = folder / "usage.csv"
     quoted = HOSTILE.replace('"', '""')
     usage.write_text(usage.read_text().replace("h0", f'"{quoted}"'))
     log = folder / "worker-0.log"
     log.write_text(log.read_text().replace("network='resnet'", f"network={HOSTILE!r}").replace("--lr 0.1", HOSTILE))
-    other = written.run(tmp_path / "javascript:alert(1)&b")
+    other = written.run(tmp_path / "javascript:alert(1)&b", 2, 1)
     page.open(report(folder, other))
     move_to(page, "accuracy-by-epoch", 0.5)
     move_to(page, "host-cpu", 0.5)
@@ -275,13 +276,13 @@ def test_html_in_names_is_text(report, page, tmp_path):
 
 
 @pytest.mark.thorough
-def test_its_policy_lets_nothing_else_run(opened):
-    found = opened.value(
+def test_its_policy_lets_nothing_else_run(seen):
+    found = seen.value(
         "(() => { const made = document.createElement('script'); made.textContent = 'window.hit = 1';"
         " document.body.append(made); return new Promise(done => fetch('https://example.org')"
         ".then(() => done('fetched'), () => done(window.hit || 'none'))); })()"
     )
     assert found == "none"
-    assert len(opened.problems()) >= 2, "the browser reports both, and asked nobody"
-    assert not any("request" in problem for problem in opened.problems())
-    opened.forget()
+    assert len(seen.problems()) >= 2, "the browser reports both, and asked nobody"
+    assert not any("request" in problem for problem in seen.problems())
+    seen.forget()

@@ -45,6 +45,9 @@ NAMES = {
     "allreduce_coalesced": "all_reduce_coalesced",
     "allgather": "all_gather",
 }
+# Each for as long as the process: its end waits for its threads, and one of them may want the GIL, which who drops the
+# last reference has, such as the end of a DistributedDataParallel after destroy_process_group().
+_gloo: list[Any] = []
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 
 
@@ -64,6 +67,7 @@ class Group(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self.gloo = dist.ProcessGroupGloo(store, rank, len(ranks), _options(address, timeout))
+        _gloo.append(self.gloo)
         self.gloo._set_sequence_number_for_group()
         self._over: Any = _plain(store, rank, len(ranks), self.gloo, timeout)
         _register(self, self.gloo)

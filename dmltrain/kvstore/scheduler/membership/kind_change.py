@@ -50,7 +50,7 @@ class KindChange:
         wanted = _wanted(self.request.change, now)
         if wanted.type.synchronous == now.type.synchronous:
             return wanted.in_view(view)
-        if _changes(before, view):
+        if (before.hosts, before.servers) != (view.hosts, view.servers) or view.joined or view.joined_servers:
             return view
         if before.drains and drained:
             return wanted.in_view(view)
@@ -71,11 +71,6 @@ class KindChange:
         if now is None:
             return "it is not known what kvstore the job has"
         return now.refusal(change.kv_store, change.staleness, self.why_fixed, elastic=True)
-
-
-def _changes(before: View, view: View) -> bool:
-    """Whether the members or the servers change with this view."""
-    return bool((before.hosts, before.servers) != (view.hosts, view.servers) or view.joined or view.joined_servers)
 
 
 def _wanted(change: Change, now: KVStoreKind) -> KVStoreKind:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.links.answers import Answers, next_of
-from dmltrain.kvstore.server.links.pool import Pool
 from dmltrain.kvstore.server.links.shared_core import SharedCore
 from dmltrain.kvstore.server.reply import Action
 from dmltrain.kvstore.server.work import Work
@@ -138,3 +139,24 @@ def _some(works: deque[Work]) -> list[Work]:
         some.append(work)
         size += work.target.nbytes
     return some
+
+
+class Pool:
+    """A number of threads that run tasks in order, until the process ends.
+
+    concurrent.futures accepts no work once the main thread has ended, before atexit's callbacks run. But a relay still
+    serves its host while an atexit callback closes its own worker's kvstore.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        for number in range(threads):
+            threading.Thread(target=self._run, name=f"{name} {number}", daemon=True).start()
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Run `task` on one of the threads. It must not raise."""
+        self._tasks.put(task)
+
+    def _run(self) -> None:
+        while True:
+            self._tasks.get()()

@@ -13,14 +13,7 @@ from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
 from dmltrain.kvstore.waiting import Trip
-from dmltrain.kvstore.worker.links.worker_slice import (
-    Destination,
-    Traffic,
-    as_bytes,
-    moment,
-    scatter,
-    to_fill,
-)
+from dmltrain.kvstore.worker.links.worker_slice import Destination, Traffic, as_bytes, moment, scatter, to_fill
 
 
 @dataclass(eq=False)

@@ -216,12 +216,7 @@ class Routes:
         return self._linked(self._data_links, ("server", number), name, connection)
 
     def _linked(
-        self,
-        links: DataLinks,
-        peer: tuple[str, int],
-        name: str,
-        connection: Link,
-        to_relay: bool = False,
+        self, links: DataLinks, peer: tuple[str, int], name: str, connection: Link, to_relay: bool = False
     ) -> ServerLink:
         links.add(connection, *peer)
         return ServerLink(name, connection, partial(links.lost, connection), self._fail, to_relay)

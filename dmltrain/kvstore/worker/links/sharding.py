@@ -71,10 +71,7 @@ def cut(
 
 
 def place(
-    sizes: Sequence[int],
-    loads: list[int],
-    shares: Sequence[float] | None = None,
-    servers: Sequence[int] | None = None,
+    sizes: Sequence[int], loads: list[int], shares: Sequence[float] | None = None, servers: Sequence[int] | None = None
 ) -> list[int]:
     """The server of each slice. `sizes`: bytes of the slices; for the rest see `cut`."""
     placed = [0] * len(sizes)

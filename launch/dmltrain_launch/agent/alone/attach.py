@@ -85,10 +85,7 @@ class Door:
     """
 
     def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        name: str,
-        take: Callable[[Attach, socket.socket, bytes], None],
+        self, selector: selectors.BaseSelector, name: str, take: Callable[[Attach, socket.socket, bytes], None]
     ):
         self._selector, self._take = selector, take
         self._callers: dict[socket.socket, Incoming] = {}

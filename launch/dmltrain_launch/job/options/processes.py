@@ -54,9 +54,7 @@ class ProcessOptions:
         "DIR", "copy the working directory to DIR (such as '~/job') on every host and run there", _destination
     )
     sync_exclude: tuple[str, ...] = option(
-        "PATTERN",
-        "do not copy matching files (syntax of .gitignore); may be repeated",
-        default=(),
+        "PATTERN", "do not copy matching files (syntax of .gitignore); may be repeated", default=()
     )
     settings: tuple[Setting, ...] = rows(
         (),

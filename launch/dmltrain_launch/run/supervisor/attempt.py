@@ -51,12 +51,7 @@ class Attempt:
     """
 
     def __init__(
-        self,
-        job: Job,
-        hosts: Sequence[Host],
-        limits: Limits = UNLIMITED,
-        policy: Policy = END,
-        check: bool = False,
+        self, job: Job, hosts: Sequence[Host], limits: Limits = UNLIMITED, policy: Policy = END, check: bool = False
     ):
         self.job, self.limits, self.policy, self.check = job, limits, policy, check
         self.preparation = Preparation(job, hosts, check)

@@ -93,21 +93,6 @@ class Tick(Value):
     """A deadline has passed."""
 
 
-Event = (
-    AgentEvent
-    | Connected
-    | Unreached
-    | Copied
-    | Lost
-    | Quiet
-    | Interrupted
-    | OutputFailed
-    | Asked
-    | Viewed
-    | Leaves
-    | Told
-    | Slowest
-    | Listed
-    | Unlisted
-    | Tick
-)
+OfScheduler = Viewed | Leaves | Told | Slowest
+Detected = Connected | Unreached | Copied | Lost | Quiet | Interrupted | OutputFailed | Tick
+Event = AgentEvent | OfScheduler | Detected | Asked | Listed | Unlisted
