@@ -167,7 +167,7 @@ def test_start_timeout_names_the_host_that_is_waited_for(testbed: Testbed, front
     finally:
         testbed.thaw("h2")
     assert done.code == 124 and "--start-timeout" in done.err and "h2" in done.err, done
-    assert 3 <= done.seconds < 18
+    assert 3 <= done.seconds < 60  # --connect-timeout
     front.wait_idle()
 
 
@@ -181,7 +181,7 @@ def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, fron
         launched = front.start(*options, script, logs=f"logs-{seconds}")
         done = launched.wait()
         assert done.code == 124 and f"more than {seconds} s" in done.err, done
-        assert seconds <= done.seconds < seconds + 15
+        assert seconds <= done.seconds < seconds + 60
         if all("ready" in launched.log(name) for name in names):
             break
     assert [name for name in names if "in deep_inside" not in launched.log(name)] == []
