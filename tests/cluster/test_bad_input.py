@@ -17,7 +17,7 @@ from tests.cluster.testbed import Testbed
 from tests.waiting import wait_for
 
 USER, FAULT, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 125, 126, 127, 130  # exit codes
-SOON = 60.0  # s; a fraction of one on an idle machine, and no limit of the launcher is so long
+SOON = 60.0  # s; a fraction of one on an idle machine
 PATIENCE = 4  # s, of --connect-timeout where a host keeps silent and others need a moment for their login
 GIVEN_UP = PATIENCE + 10.0  # s; a silent host holds ssh for 127 s, and Paramiko for 15 s
 PROGRAM = "import os\nopen('ran-' + os.uname().nodename, 'w').close()\n"
