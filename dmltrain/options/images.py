@@ -116,14 +116,19 @@ class ImageOptions(Group):
         one_of("policy", AUTO_AUGMENT),
         metavar="POLICY",
     )
-    randaugment_ops: int | None = change("randaugment_ops", "operations of --auto-augment randaugment", integer(1))
-    randaugment_magnitude: int | None = change("randaugment_magnitude", "their magnitude, 0 to 30", integer(0))
+    randaugment_ops: int | None = change(
+        "randaugment_ops", "number of operations of --auto-augment randaugment", integer(1)
+    )
+    randaugment_magnitude: int | None = change(
+        "randaugment_magnitude", "magnitude of these operations, 0 to 30", integer(0)
+    )
     random_erasing: float | None = change(
         "random_erasing", "probability that a random rectangle is erased", number(0.0), metavar="P"
     )
     val_crop_ratio: float | None = change(
         "val_crop_ratio",
-        "validation: resize so that the crop at the centre has this part of the shorter edge; 0: as --resize says",
+        "validation: part of the shorter edge that the crop at the centre has, which decides the size of the image; 0: "
+        "--resize decides it",
         number(0.0),
         metavar="RATIO",
     )

@@ -119,7 +119,7 @@ def _augmentation() -> Rows:
     for row in dataclasses.fields(ImageAugmentation):
         yield (
             f"`{row.name}`",
-            _code([row.metadata["mxnet"]] if row.metadata["mxnet"] else []),
+            _code(filter(None, [row.metadata["mxnet"]])),
             f"`{row.default}`",
             row.metadata["about"],
         )

@@ -11,7 +11,7 @@ import pytest
 from dmltrain.base.errors import UserError
 from dmltrain.data.images import ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.images.draws import RandomNumbers
-from dmltrain.data.images.policies import DRAWN, OPERATIONS, PAIRS, TURNED, USUAL, WIDE, applied, drawn, erased
+from dmltrain.data.images.policies import DRAWN, OPERATIONS, PAIRS, UNSIGNED, USUAL, WIDE, applied, drawn, erased
 from tests.data.drawing import DRAWS, assert_alike, many
 
 EDGES = 24, 32
@@ -42,7 +42,7 @@ def test_operations_have_torchvisions_pixels(operation):
     made = hashlib.sha256()
     for magnitudes in (USUAL, WIDE):
         for share in (0.2, 0.5, 1.0):
-            for sign in (1,) if operation in TURNED else (1, -1):
+            for sign in (1,) if operation in UNSIGNED else (1, -1):
                 magnitude = sign * magnitudes.of(operation, share, EDGES)
                 made.update(applied([(operation, magnitude)], PIXELS, 127).tobytes())
     assert made.hexdigest()[:16] == TORCHVISION[operation]
@@ -84,7 +84,7 @@ def test_randaugment_draws_each_operation_and_sign_alike():
     assert {len(each) for each in found} == {3}
     for place in range(3):
         assert_shares(Counter(each[place][0] for each in found), dict.fromkeys(DRAWN, 1 / 14))
-    signs = [magnitude > 0 for each in found for operation, magnitude in each if operation not in TURNED]
+    signs = [magnitude > 0 for each in found for operation, magnitude in each if operation not in UNSIGNED]
     assert abs(np.mean(signs) - 0.5) < 2 / math.sqrt(len(signs))
     assert {abs(magnitude) for each in found for operation, magnitude in each if operation == "Rotate"} == {30.0}
 
@@ -133,18 +133,31 @@ def test_erased_rectangles_are_torchvisions():
 
 @pytest.mark.parametrize("channels", [3, 1])
 def test_an_image_is_changed_and_erased_after_all_else(channels):
-    image, rows = np.full((24, 32, 3), 60, np.uint8), []
-    fields = {"auto_augment": "randaugment", "random_erasing": 0.5, "fill_value": 9}
-    for word in range(40):
+    image, words = np.full((24, 32, 3), 60, np.uint8), [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(40)]
+
+    def made(word, **fields):
         out = np.empty((24, 32, channels), np.uint8)
-        training_image(image, ImageAugmentation(**fields), (channels, 24, 32), word * 0x9E3779B97F4A7C15 % 2**64, out)
-        rows.append((out == 9).any())
-    assert 10 < sum(rows) <= 40
+        training_image(image, ImageAugmentation(fill_value=9, **fields), (channels, 24, 32), word, out)
+        return out
+
+    erasures = [made(word, random_erasing=0.5) for word in words]
+    assert 10 < sum((each == 9).any() for each in erasures) < 30
+    for word, out in zip(words, erasures, strict=True):
+        top, left, height, width = erased(EDGES, RandomNumbers(word))
+        if (out == 9).any():
+            assert (out[top : top + height, left : left + width] == 9).all() and (
+                out == 9
+            ).sum() == height * width * channels
+        both = made(word, auto_augment="trivialaugment", random_erasing=0.5)
+        changed = made(word, auto_augment="trivialaugment")
+        expected = applied(
+            drawn(ImageAugmentation(auto_augment="trivialaugment"), EDGES, RandomNumbers(word)), made(word), 9
+        )
+        assert np.array_equal(changed, expected) and np.array_equal(both, np.where(out == 9, 9, changed))
     out = np.empty((24, 32, channels), np.uint8)
+    fields = {"auto_augment": "randaugment", "random_erasing": 1.0}
     evaluation_image(image, ImageAugmentation(**fields), (channels, 24, 32), out)
     assert set(out.ravel()) == {60}
-    numbers = RandomNumbers(5)
-    assert drawn(ImageAugmentation(**fields), EDGES, numbers) == drawn(ImageAugmentation(**fields), EDGES, numbers)
 
 
 def test_the_crop_of_validation_has_its_part_of_the_shorter_edge():
@@ -163,6 +176,8 @@ def test_the_crop_of_validation_has_its_part_of_the_shorter_edge():
         ({"auto_augment": "svhn"}, "auto_augment"),
         ({"randaugment_ops": 0}, "1 to 10"),
         ({"randaugment_magnitude": 31}, "0 to 30"),
+        ({"auto_augment": "cifar10", "randaugment_ops": 3}, "need auto_augment randaugment"),
+        ({"randaugment_magnitude": 5}, "need auto_augment randaugment"),
         ({"random_erasing": 1.5}, "random_erasing"),
         ({"val_crop_ratio": -0.5}, "val_crop_ratio"),
     ],

@@ -24,8 +24,8 @@ def _change(default: Any, mxnet: str, about: str) -> Any:
 
 @dataclass(frozen=True)
 class ImageAugmentation:
-    """How training images are changed; evaluation uses `resize`, `val_crop_ratio` and
-    `inter_method` only. UserError: invalid values.
+    """How training images are changed. Evaluation uses `resize`, `val_crop_ratio` and `inter_method` only. UserError:
+    invalid values.
 
     Angles are in degrees, sizes in pixels; ratios are width / height; h, s, l are in the units of OpenCV's 8-bit HLS:
     hue 0 to 180, saturation and lightness 0 to 255.
@@ -63,11 +63,13 @@ class ImageAugmentation:
         "",
         "operations on the finished image, drawn at random: `cifar10`, `imagenet`, `randaugment`, `trivialaugment`",
     )
-    randaugment_ops: int = _change(2, "", "operations of `randaugment`")
-    randaugment_magnitude: int = _change(9, "", "their magnitude, 0 to 30")
+    randaugment_ops: int = _change(2, "", "number of operations of `randaugment`")
+    randaugment_magnitude: int = _change(9, "", "magnitude of these operations, 0 to 30")
     random_erasing: float = _change(0.0, "", "probability that a rectangle gets `fill_value`")
     val_crop_ratio: float = _change(
-        0.0, "", "validation: the shorter edge becomes so that the crop has this part of it; 0: as `resize` says"
+        0.0,
+        "",
+        "validation: part of the shorter edge that the crop has, which decides the size; 0: `resize` decides it",
     )
     rotate: int = _change(-1, "rotate", "every image turns by so many degrees, if more than 0")
     rotate_list: tuple[int, ...] = _change((), "rotate_list", "every image turns by one of these angles")
@@ -125,6 +127,10 @@ class ImageAugmentation:
             (
                 not 0 <= self.randaugment_magnitude <= 30,
                 f"randaugment_magnitude is {self.randaugment_magnitude}: expected 0 to 30",
+            ),
+            (
+                self.auto_augment != RANDOM and (self.randaugment_ops, self.randaugment_magnitude) != (2, 9),
+                f"randaugment_ops and randaugment_magnitude need auto_augment {RANDOM}: add it, or leave them out",
             ),
             *[
                 (not 0 <= getattr(self, name) <= 1, f"{name} is {getattr(self, name):g}: expected 0 to 1")

@@ -1,4 +1,4 @@
-"""AutoAugment, RandAugment and TrivialAugment: a few operations on the finished image, drawn at random.
+"""AutoAugment, RandAugment, TrivialAugment and random erasing: what is drawn for a finished image, and done to it.
 
 Operations, magnitudes and probabilities are those of torchvision's classes (transforms/autoaugment.py of 0.28, for PIL
 images): AutoAugment of Cubuk et al. 2018 (arXiv 1805.09501), tables 7 and 9, RandAugment of Cubuk et al. 2019 (arXiv
@@ -21,11 +21,12 @@ from dmltrain.data.images.libraries import library
 
 Operation = Callable[[Any, float, Any], Any]  # (PIL image, magnitude, level of new pixels) -> PIL image
 Drawn = tuple[str, float]  # an operation's name and its magnitude
+AFFINE = 0  # PIL.Image.Transform.AFFINE
 
 
-def _affine(x: Callable[[float], tuple[float, ...]]) -> Operation:
-    """The matrix x(magnitude) leads from pixels of the result to those of the image, of which the nearest counts."""
-    return lambda image, magnitude, fill: image.transform(image.size, 0, x(magnitude), fillcolor=fill)  # 0: affine
+def _affine(matrix: Callable[[float], tuple[float, ...]]) -> Operation:
+    """Each pixel (x, y) of the result is the nearest one to matrix(magnitude) times (x, y, 1) in the image."""
+    return lambda image, magnitude, fill: image.transform(image.size, AFFINE, matrix(magnitude), fillcolor=fill)
 
 
 def _enhance(kind: str) -> Operation:
@@ -56,7 +57,7 @@ OPERATIONS: dict[str, Operation] = {
     "Invert": _ops(lambda ops, image, _: ops.invert(image)),
 }
 DRAWN = tuple(OPERATIONS)[:-1]  # by RandAugment and TrivialAugment
-TURNED = {"Identity", "AutoContrast", "Equalize", "Invert", "Posterize", "Solarize"}  # these have no sign
+UNSIGNED = {"Identity", "AutoContrast", "Equalize", "Invert", "Posterize", "Solarize"}  # the others go both ways
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Magnitudes:
         if operation == "Solarize":
             return 255.0 * (1.0 - share)
         greatest = {"ShearX": self.shear, "ShearY": self.shear, "Rotate": self.rotate}
-        return 0.0 if operation in TURNED else share * greatest.get(operation, self.enhance)
+        return 0.0 if operation in UNSIGNED else share * greatest.get(operation, self.enhance)
 
 
 USUAL = Magnitudes(shear=0.3, translate=None, rotate=30.0, enhance=0.9, posterize=4)
@@ -138,8 +139,8 @@ def _of_pair(pair: list[tuple[str, float, int]], edges: tuple[int, ...], numbers
 
 
 def _signed(operation: str, magnitude: float, draw: int, numbers: RandomNumbers) -> float:
-    """Half of the magnitudes are negative, where that makes sense."""
-    return magnitude if operation in TURNED or numbers.bits(draw) >> 63 else -magnitude
+    """Half of the magnitudes of an operation that goes both ways are negative."""
+    return magnitude if operation in UNSIGNED or numbers.bits(draw) >> 63 else -magnitude
 
 
 def change_by_policy(augmentation: ImageAugmentation, image: Array, numbers: RandomNumbers) -> None:

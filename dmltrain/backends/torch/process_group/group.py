@@ -45,8 +45,9 @@ NAMES = {
     "allreduce_coalesced": "all_reduce_coalesced",
     "allgather": "all_gather",
 }
-# Each for as long as the process: its end waits for its threads, and one of them may want the GIL, which who drops the
-# last reference has, such as the end of a DistributedDataParallel after destroy_process_group().
+# Each group of gloo stays until the process ends. Else the process can hang: whoever drops the last reference (a
+# DistributedDataParallel that ends after destroy_process_group()) holds the GIL and waits for the group's threads,
+# while one of these waits for the GIL.
 _gloo: list[Any] = []
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 
