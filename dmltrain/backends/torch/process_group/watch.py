@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -13,19 +14,21 @@ from dmltrain.kvstore.worker.store import DistKVStore
 if TYPE_CHECKING:
     from dmltrain.backends.torch.process_group.group import Group
 
+End = Callable[[Callable[[], Any]], None]  # of a future, with what returns its value or raises its error
 LOOK_SECONDS = 1.0  # between two comparisons of calls
 CAUSE_SECONDS = 10.0  # for the cause of an error of gloo to become known
 
 
 class Watch:
     """Of one process and all its groups. `store`: the job's kvstore, which knows why a job is lost; None without
-    servers. gloo's operations end when the watch has found a reason."""
+    servers. Waits for gloo end when the watch has found a reason."""
 
     def __init__(self, store: DistKVStore | None) -> None:
         self._store = store
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._found = threading.Event()
         self.reason = ""
+        self.waiting: dict[End, None] = {}  # futures of gloo's operations
         threading.Thread(target=self._look, name="dmltrain watch", daemon=True).start()
 
     def add(self, group: Group) -> None:
@@ -37,6 +40,15 @@ class Watch:
             self._found.wait(CAUSE_SECONDS)
         return dist.DistBackendError(self.reason or str(error))
 
+    def until_lost(self, end: End) -> None:
+        """Have a future end with the reason when there is one, unless it has left `waiting` before."""
+        self.waiting[end] = None
+        if self.reason:
+            end(self._raise)
+
+    def _raise(self) -> None:
+        raise dist.DistBackendError(self.reason)
+
     def _look(self) -> None:
         lost = different = ""
         while not (lost or different):
@@ -47,6 +59,8 @@ class Watch:
             self._store.lose(different)
         for group in list(self._groups):
             group.gloo.abort()
+        for end in list(self.waiting):
+            end(self._raise)
 
     def _lost(self) -> str:
         if self._store:
