@@ -3,6 +3,9 @@
 python examples/ray_digits.py                   # two workers on this machine, or on the cluster of RAY_ADDRESS
 """
 
+import tempfile
+from pathlib import Path
+
 import ray.train.torch
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,7 +36,10 @@ def train(config: dict) -> None:
     with torch.no_grad():
         right = [(model.module(images).argmax(1) == labels) for images, labels in batches(digits.validation)]
     accuracy = torch.cat(right).float().mean().item()
-    ray.train.report({"accuracy": accuracy, "bytes over the servers": dmltrain.torch.bytes_summed()})
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(model.module.state_dict(), Path(folder, "model.pt"))
+        kept = ray.train.Checkpoint.from_directory(folder) if ray.train.get_context().get_world_rank() == 0 else None
+        ray.train.report({"accuracy": accuracy, "bytes": dmltrain.torch.bytes_summed()}, checkpoint=kept)
 
 
 def main() -> ray.train.Result:
@@ -42,9 +48,10 @@ def main() -> ray.train.Result:
         train_loop_config={"lr": 0.05, "epochs": 3},
         scaling_config=ray.train.ScalingConfig(num_workers=2),
         torch_config=DmltrainConfig(),  # (2)
+        run_config=ray.train.RunConfig(storage_path=str(Path("ray").resolve())),
     )
     return trainer.fit()
 
 
 if __name__ == "__main__":
-    print("result", main().metrics)
+    print("metrics", main().metrics)
