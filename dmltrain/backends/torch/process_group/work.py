@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import math
@@ -74,9 +75,36 @@ class SumWork(dist.Work):
         return self._tensors
 
 
+class Waiter:
+    """A thread that makes one call after another: `ask` for a call, and what is `told` returns its value or raises."""
+
+    def __init__(self) -> None:
+        self.ask: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="dmltrain peer", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            call = self.ask.get()
+            try:
+                value = call()
+                self.told.put(functools.partial(bool, value))
+            except RuntimeError as error:
+                self.told.put(functools.partial(_raise, error))
+
+
+_idle: list[Waiter] = []
+
+
+def _waiter() -> Waiter:
+    with contextlib.suppress(IndexError):
+        return _idle.pop()
+    return Waiter()
+
+
 class GlooWork(dist.Work):
     """An operation of gloo, which waits for ever for a peer that is stopped, so `watch` ends the wait. `alone`: send or
-    recv, whose wait has no limit that leaves the connection as it is, so a thread waits."""
+    recv, whose wait has no limit that leaves the connection as it is, so another thread waits."""
 
     def __init__(self, work: dist.Work, watch: Watch, alone: bool = False) -> None:
         super().__init__()
@@ -97,22 +125,17 @@ class GlooWork(dist.Work):
                     raise dist.DistBackendError(self._watch.reason) from error
 
     def _wait_alone(self, timeout: datetime.timedelta) -> bool:
-        ended: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-
-        def wait() -> None:
-            try:
-                value = self._work.wait(timeout)
-                ended.put(lambda: value)
-            except RuntimeError as error:
-                ended.put(functools.partial(_raise, error))
-
-        threading.Thread(target=wait, name="dmltrain peer", daemon=True).start()
+        waiter = _waiter()
+        waiter.ask.put(lambda: self._work.wait(timeout))
         while True:
             try:
-                return bool(self._with_cause(ended.get(timeout=LOOK_SECONDS)))
+                value = waiter.told.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 if self._watch.reason:
                     raise dist.DistBackendError(self._watch.reason) from None
+            else:
+                _idle.append(waiter)
+                return bool(self._with_cause(value))
 
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
