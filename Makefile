@@ -110,7 +110,7 @@ $(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/test.done: $(VENV)/demo.done
-	$(PIP) --editable '.[torch,adapters,images,lmdb,leveldb,plot,ray,dev$(MXNET)]'
+	$(PIP) --editable '.[torch,adapters,images,lmdb,leveldb,plot,ray,ray-train,dev$(MXNET)]'
 	@$(COMPILE)
 	@touch $@
 

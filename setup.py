@@ -70,6 +70,7 @@ setup(
         "lmdb": ["lmdb>=1.4"],
         "leveldb": ['plyvel>=1.5; python_version < "3.13"'],
         "ray": ["ray[default]>=2.40"],
+        "ray-train": ["ray[train]>=2.50"],
         "kubernetes": ["kubernetes>=37"],
         "tensorboard": ["tensorboard>=2.15"],
         "plot": ["matplotlib>=3.7"],

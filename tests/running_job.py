@@ -46,6 +46,8 @@ class RunningJob:
         self.key.write_bytes(key)
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
+        if place:
+            listening.close()  # before the scheduler, which binds the port itself
         shared = {
             **os.environ,
             "PYTHONPATH": search_path(),

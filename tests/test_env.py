@@ -26,6 +26,18 @@ def test_without_a_launcher_a_program_trains_in_one_process():
     assert not env.Environment().joins
 
 
+@pytest.mark.parametrize(
+    ("rank", "size", "found"),
+    [("", "", (0, 1)), ("2", "3", (2, 3)), ("x", "3", "RANK='x'"), ("0", "0", "WORLD_SIZE='0'"), ("3", "3", "0 to 2")],
+)
+def test_the_place_that_torchrun_says(rank, size, found):
+    if isinstance(found, tuple):
+        assert env.torch_place({"RANK": rank, "WORLD_SIZE": size}) == found
+    else:
+        with pytest.raises(UserError, match=found):
+            env.torch_place({"RANK": rank, "WORLD_SIZE": size})
+
+
 def test_groups_of_torch_distributed_limit_waits_unless_the_variable_is_set():
     set_ = {"DMLTRAIN_WAIT_TIMEOUT": "30"}
     waits = [env.of_collectives(env.read(each), each).wait_seconds for each in (WORKER, {**WORKER, **set_})]

@@ -10,7 +10,6 @@ that do not change:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ def _place() -> tuple[int, int]:
     environment = env.read()
     if environment.launched:
         return environment.index, environment.num_workers
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return env.torch_place()
 
 
 def _skipped(caller: FrameType, drawn: Draws) -> int:

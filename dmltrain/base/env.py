@@ -176,6 +176,16 @@ def master(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get("MASTER_ADDR", "")
 
 
+def wire(environ: Mapping[str, str] | None = None) -> str:
+    """How connections are to be protected, also where no launcher of ours has started this process."""
+    return _choice(os.environ if environ is None else environ, "DMLTRAIN_WIRE", WIRES)
+
+
+def key(environ: Mapping[str, str] | None = None) -> bytes:
+    """The job's secret, also where no launcher of ours has started this process; empty without DMLTRAIN_KEY_FILE."""
+    return _key((os.environ if environ is None else environ).get("DMLTRAIN_KEY_FILE"))
+
+
 def inherited(**more: str) -> dict[str, str]:
     """This process's environment with `more`, for a process that it starts."""
     return {**os.environ, **more}
@@ -185,6 +195,20 @@ def cores(environ: Mapping[str, str] | None = None) -> int:
     """The cores that this process may use: what the launcher gave it in OMP_NUM_THREADS, else all of its affinity."""
     text = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(text) if text.isdecimal() and int(text) else len(os.sched_getaffinity(0))
+
+
+def torch_place(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """This worker's rank among how many, as torchrun says it; (0, 1) if nothing does."""
+    values = os.environ if environ is None else environ
+    rank, size = _number(values, "RANK", default=0), _number(values, "WORLD_SIZE", default=1, minimum=1)
+    if rank >= size:
+        raise UserError(f"RANK={rank}: WORLD_SIZE={size}, so expected 0 to {size - 1}; the launcher sets both")
+    return rank, size
+
+
+def local_workers(environ: Mapping[str, str] | None = None) -> int:
+    """How many workers this host has, as torchrun says it; 1 if nothing does."""
+    return _number(os.environ if environ is None else environ, "LOCAL_WORLD_SIZE", default=1, minimum=1)
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int:

@@ -6,7 +6,6 @@ many workers there are and which one this is, so `devices` and `num_nodes` of th
 
 import importlib as _importlib
 import importlib.util as _util
-import os as _os
 from typing import Any as _Any
 
 from dmltrain.backends.torch import process_group as _process_group
@@ -33,7 +32,7 @@ def _strategy(package: str) -> type:
         def __init__(self, **options: _Any) -> None:
             if _env.read().launched:
                 options.setdefault("cluster_environment", Place())
-                options.setdefault("parallel_devices", [_CPU] * int(_os.environ.get("LOCAL_WORLD_SIZE", "1")))
+                options.setdefault("parallel_devices", [_CPU] * _env.local_workers())
             super().__init__(**{"process_group_backend": _process_group.NAME, **options})
 
         @property

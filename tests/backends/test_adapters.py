@@ -1,14 +1,22 @@
-"""The examples for Lightning, Accelerate and Transformers, each once in a job with servers."""
+"""The examples for Lightning, Accelerate, Transformers and Ray Train, each once in a job with servers."""
 
+import ast
 import importlib.util
 import json
+import os
+import secrets
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dmltrain.audit.count_draws import count
+from tests.cluster import ray_cluster
+from tests.copied_tree import search_path
 from tests.forked_job import forked
-from tests.launch.conftest import ROOT, launcher  # noqa: F401  (a fixture)
+from tests.launch.conftest import ROOT, carriers, launcher  # noqa: F401  (a fixture)
+from tests.waiting import wait_for
 
 PROGRAM = Path(__file__).parent / "programs/adapters.py"
 SLOW_IMPORTS = ("lightning", "accelerate", "transformers.trainer")  # once for all processes
@@ -56,3 +64,16 @@ def test_transformers_and_the_audit_of_a_run_that_goes_on_in_the_middle_of_an_ep
     assert [row.partition(", but")[0] for row in counted.rows[1:]] == [
         f"epoch {epoch}: 1437 of 1437 samples used, each once" for epoch in range(2)
     ]
+
+
+@pytest.mark.thorough
+def test_ray_train(tmp_path):
+    pytest.importorskip("ray.train")
+    mark, program = secrets.token_hex(8), ROOT / "examples/ray_digits.py"
+    own = {**os.environ, **ray_cluster.SETTINGS, "RAY_worker_niceness": "0", "PYTHONPATH": search_path()}
+    own |= {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240", "OMP_NUM_THREADS": "1", "TEST_MARK": mark}
+    said = subprocess.run([sys.executable, program], env=own, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert said.returncode == 0, said.stdout + said.stderr
+    (metrics,) = (ast.literal_eval(line[8:]) for line in said.stdout.splitlines() if line.startswith("metrics "))
+    assert metrics["accuracy"] > 0.9 and metrics["bytes"] > 1_000_000 * 3 * 22, "three epochs of 22 steps"
+    wait_for(lambda: not carriers(f"TEST_MARK={mark}"), "the end of Ray and of the servers beside its workers")

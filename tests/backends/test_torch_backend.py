@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dmltrain.backends.torch import process_group
 from dmltrain.backends.torch.process_group import beside
 from dmltrain.backends.torch.process_group.calls import WAITING_SECONDS, Calls, described
 from dmltrain.backends.torch.process_group.sums import least
@@ -269,6 +270,27 @@ def test_servers_run_beside_the_workers_of_another_launcher_and_end_with_them(tm
     assert all("sum 2.0 True" in each for each in summed), "it has gone over the servers"
     if killed is not None:
         assert "DistBackendError" in outputs[1 - killed] and f"worker {killed}" in outputs[1 - killed], outputs
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "said"),
+    [
+        ("here, but not for worker 0", b"ab", "cd"),
+        ("not set here, but for worker 0", b"", ""),
+    ],
+)
+def test_all_workers_have_the_key_of_their_user_or_none(tmp_path, monkeypatch, words, own, said):
+    (tmp_path / "key").write_bytes(own)
+    monkeypatch.setenv("DMLTRAIN_KEY_FILE", str(tmp_path / "key") if own else "")
+    with pytest.raises(UserError, match=words):
+        beside._key(said)
+    assert beside._key("" if own else "cd") == (own or b"cd")
+
+
+def test_protection_is_refused_before_servers_start(monkeypatch):
+    monkeypatch.setenv("DMLTRAIN_WIRE", "tls")
+    with pytest.raises(UserError, match="not those of gloo"):
+        process_group.joined(pytest.fail, 0, 2, dist.HashStore())
 
 
 def test_the_address_of_worker_0_must_be_one_that_other_hosts_reach(monkeypatch):

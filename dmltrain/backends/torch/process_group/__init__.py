@@ -85,6 +85,13 @@ class Job:
 _jobs: dict[tuple[int, int], Job] = {}  # by rank and size
 
 
+def leave() -> None:
+    """Leave the job, in a process that is killed afterwards. Raises JobLost."""
+    for job in _jobs.values():
+        if job.sums:
+            job.sums.store.close()
+
+
 def bytes_summed() -> int:
     """Of this worker's tensors that the servers have summed."""
     return sum(job.sums.bytes for job in _jobs.values() if job.sums)
@@ -120,12 +127,22 @@ def joined(connect: Connect, rank: int, size: int, meeting: Store | None = None)
     start servers where no launcher has; None: without servers then."""
     if (rank, size) not in _jobs:
         environment = env.read()
-        address = environment.node_host if environment.launched else ""
+        if size > 1 or environment.launched:
+            _refuse_protection(env.wire())
         if meeting and size > 1 and not environment.launched:
             environment = beside.start(meeting, rank, size)
+        address = environment.node_host if environment.launched else ""
         store = _store(connect, env.of_collectives(environment), rank, size)
         _jobs[rank, size] = Job(address, Watch(store), SumsOnServers(store) if store else None)
     return _jobs[rank, size]
+
+
+def _refuse_protection(wire: str) -> None:
+    if wire != "plain":
+        raise UserError(
+            f"--wire {wire} (DMLTRAIN_WIRE) protects the connections with the servers, not those of gloo, which "
+            "torch.distributed uses for all but large sums: start the job without it, or use dmltrain.distribute"
+        )
 
 
 def _store(connect: Connect, environment: Environment, rank: int, size: int) -> DistKVStore | None:
@@ -137,11 +154,6 @@ def _store(connect: Connect, environment: Environment, rank: int, size: int) -> 
             f"init_process_group was told rank {rank} of {size}, but dmltrain-launch has started this process as "
             f"worker {environment.index} of {environment.num_workers}: leave out rank= and world_size=, or pass the "
             "launcher's RANK and WORLD_SIZE"
-        )
-    if environment.wire != "plain":
-        raise UserError(
-            f"--wire {environment.wire} protects the connections with the servers, not those of gloo, which "
-            "torch.distributed uses for all but large sums: start the job without --wire, or use dmltrain.distribute"
         )
     if environment.num_servers == 0:
         return None

@@ -48,13 +48,14 @@ def start(store: Store, rank: int, size: int) -> Environment:
         workers = [json.loads(store.get(f"worker {number}")) for number in range(size)]
         store.set("job", json.dumps(_begin(workers)))
     job = json.loads(store.get("job"))
+    key = _key(job["key"])
     address = own["address"] if len(job["first"]) > 1 else LOCAL
     variables = {**job["variables"], "DMLC_NODE_HOST": address}
     if rank in job["first"]:
         number = str(job["first"].index(rank))
-        _run({**variables, "DMLC_ROLE": "server", "DMLC_SERVER_ID": number}, job["key"])
+        _run({**variables, "DMLC_ROLE": "server", "DMLC_SERVER_ID": number}, key)
     worker = env.inherited(**variables, DMLC_ROLE="worker", DMLC_WORKER_ID=str(rank))
-    return replace(env.read(worker), key=job["key"].encode())
+    return replace(env.read(worker), key=key)
 
 
 def _begin(workers: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _begin(workers: Sequence[Mapping[str, str]]) -> dict[str, Any]:
             f"MASTER_ADDR={env.master()} is {address} on its own host, where other hosts cannot reach it: set it to an "
             "address of that host on the training network"
         )
-    key = secrets.token_hex(16)
+    key = "" if env.key() else secrets.token_hex(16)
     with link.listen(address) as listening:
         variables = {
             "DMLC_NUM_WORKER": str(len(workers)),
@@ -76,11 +77,22 @@ def _begin(workers: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         }
         descriptor = listening.fileno()
         own = {"DMLC_ROLE": "scheduler", "DMLC_NODE_HOST": address, "DMLTRAIN_LISTEN_FD": str(descriptor)}
-        _run({**variables, **own}, key, descriptor)
+        _run({**variables, **own}, _key(key), descriptor)
     return {"first": first, "variables": variables, "key": key}
 
 
-def _run(variables: Mapping[str, str], key: str, *inherited: int) -> None:
+def _key(told: str) -> bytes:
+    """The job's secret. `told`: by worker 0, through the store; "": it has one of its user."""
+    own = env.key()
+    if bool(own) == bool(told):
+        raise UserError(
+            f"DMLTRAIN_KEY_FILE is {'' if own else 'not '}set here, but {'not ' if own else ''}for worker 0: set it "
+            "for all workers, or for none"
+        )
+    return own or told.encode()
+
+
+def _run(variables: Mapping[str, str], key: bytes, *inherited: int) -> None:
     """Start a process with these variables. At its end this one waits for it: other workers may still need it."""
     parent = os.getpid()
 
@@ -91,7 +103,7 @@ def _run(variables: Mapping[str, str], key: str, *inherited: int) -> None:
 
     secret = os.memfd_create("key")
     try:
-        os.write(secret, key.encode())
+        os.write(secret, key)
         here = str(Path(__file__).parents[4])  # of a checkout that is in this program's sys.path only
         path = os.pathsep.join([here, *filter(None, [env.inherited().get("PYTHONPATH", "")])])
         process = subprocess.Popen(

@@ -150,7 +150,8 @@ class Group(dist.ProcessGroup):
         return self._guarded(call, name, *arguments, **options)
 
     def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:
-        work = GlooWork(self._explained(getattr(self._over, name), *arguments, **options), self._watch.explained)
+        work = self._explained(getattr(self._over, name), *arguments, **options)
+        work = GlooWork(work, self._watch, alone=name in POINT_TO_POINT)
         if call:
             call.work = work
         return work

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -13,20 +14,27 @@ from dmltrain.kvstore.worker.store import DistKVStore
 if TYPE_CHECKING:
     from dmltrain.backends.torch.process_group.group import Group
 
+End = Callable[[Callable[[], Any]], None]  # of a future, with what returns its value or raises its error
 LOOK_SECONDS = 1.0  # between two comparisons of calls
+PAUSE_SECONDS = 0.05  # after a look that did not have to wait: the job has ended
 CAUSE_SECONDS = 10.0  # for the cause of an error of gloo to become known
 
 
 class Watch:
     """Of one process and all its groups. `store`: the job's kvstore, which knows why a job is lost; None without
-    servers. gloo's operations end when the watch has found a reason."""
+    servers. Waits for gloo end when the watch has found a reason."""
 
     def __init__(self, store: DistKVStore | None) -> None:
         self._store = store
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._found = threading.Event()
         self.reason = ""
-        threading.Thread(target=self._look, name="dmltrain watch", daemon=True).start()
+        self.waiting: dict[End, None] = {}  # futures of gloo's operations
+        self._lock = threading.Lock()
+        # A thread for each: the store of the groups does not answer when its host is cut off.
+        threading.Thread(target=self._look_for_difference, name="dmltrain watch", daemon=True).start()
+        if store:
+            threading.Thread(target=self._look_for_loss, args=[store], name="dmltrain loss", daemon=True).start()
 
     def add(self, group: Group) -> None:
         self._groups.add(group)
@@ -37,22 +45,38 @@ class Watch:
             self._found.wait(CAUSE_SECONDS)
         return dist.DistBackendError(self.reason or str(error))
 
-    def _look(self) -> None:
-        lost = different = ""
-        while not (lost or different):
-            lost, different = self._lost(), self._difference()
-        self.reason = lost or different
+    def until_lost(self, end: End) -> None:
+        """Have a future end with the reason when there is one, unless it has left `waiting` before."""
+        self.waiting[end] = None
+        if self.reason:
+            end(self._raise)
+
+    def _raise(self) -> None:
+        raise dist.DistBackendError(self.reason)
+
+    def _look_for_loss(self, store: DistKVStore) -> None:
+        while not (lost := store.lost_within(LOOK_SECONDS)):
+            if self._found.wait(PAUSE_SECONDS):
+                return
+        self._end(lost)
+
+    def _look_for_difference(self) -> None:
+        while not self._found.wait(LOOK_SECONDS):
+            if (different := self._difference()) and self._end(different) and self._store:
+                self._store.lose(different)
+
+    def _end(self, reason: str) -> bool:
+        """End all waits for gloo; False if there was another reason before."""
+        with self._lock:
+            if self.reason:
+                return False
+            self.reason = reason
         self._found.set()
-        if self._store and not lost:
-            self._store.lose(different)
         for group in list(self._groups):
             group.gloo.abort()
-
-    def _lost(self) -> str:
-        if self._store:
-            return self._store.lost_within(LOOK_SECONDS)
-        self._found.wait(LOOK_SECONDS)
-        return ""
+        for end in list(self.waiting):
+            end(self._raise)
+        return True
 
     def _difference(self) -> str:
         try:

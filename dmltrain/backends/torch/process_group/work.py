@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
+import math
+import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+if TYPE_CHECKING:
+    from dmltrain.backends.torch.process_group.watch import Watch
+
 NO_LIMIT = datetime.timedelta(0)
+LOOK_SECONDS = 0.25  # between two looks whether a peer is lost for which gloo waits
 # What torch.distributed.Work has itself, so that the operation of gloo has to be asked by name.
 OF_GLOO = (
     *("is_completed", "is_success", "exception", "result", "synchronize", "block_current_stream"),
-    *("get_future", "get_future_result", "source_rank", "_source_rank", "_get_op_type", "_get_duration"),
+    *("get_future_result", "source_rank", "_source_rank", "_get_op_type", "_get_duration"),
 )
 
 
@@ -66,18 +75,94 @@ class SumWork(dist.Work):
         return self._tensors
 
 
-class GlooWork(dist.Work):
-    """`explained(error)` is raised in place of an error of gloo."""
+class Waiter:
+    """A thread that makes one call after another: `ask` for a call, and what is `told` returns its value or raises."""
 
-    def __init__(self, work: dist.Work, explained: Callable[[Exception], Exception]) -> None:
+    def __init__(self) -> None:
+        self.ask: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="dmltrain peer", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            call = self.ask.get()
+            try:
+                value = call()
+                self.told.put(functools.partial(bool, value))
+            except RuntimeError as error:
+                self.told.put(functools.partial(_raise, error))
+
+
+_idle: list[Waiter] = []
+
+
+def _waiter() -> Waiter:
+    with contextlib.suppress(IndexError):
+        return _idle.pop()
+    return Waiter()
+
+
+class GlooWork(dist.Work):
+    """An operation of gloo, which waits for ever for a peer that is stopped, so `watch` ends the wait. `alone`: send or
+    recv, whose wait has no limit that leaves the connection as it is, so another thread waits."""
+
+    def __init__(self, work: dist.Work, watch: Watch, alone: bool = False) -> None:
         super().__init__()
-        self._work, self._explained = work, explained
+        self._work, self._watch, self._alone = work, watch, alone
 
     def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
+        if self._alone:
+            return self._wait_alone(timeout)
+        end = time.monotonic() + timeout.total_seconds() if timeout else math.inf
+        while True:
+            seconds = min(LOOK_SECONDS, max(0.001, end - time.monotonic()))
+            try:
+                return bool(self._work.wait(datetime.timedelta(seconds=seconds)))
+            except RuntimeError as error:
+                if self._work.is_completed() or time.monotonic() >= end:
+                    raise self._watch.explained(error) from error
+                if self._watch.reason:
+                    raise dist.DistBackendError(self._watch.reason) from error
+
+    def _wait_alone(self, timeout: datetime.timedelta) -> bool:
+        waiter = _waiter()
+        waiter.ask.put(lambda: self._work.wait(timeout))
+        while True:
+            try:
+                value = waiter.told.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                if self._watch.reason:
+                    raise dist.DistBackendError(self._watch.reason) from None
+            else:
+                _idle.append(waiter)
+                return bool(self._with_cause(value))
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        over = threading.Lock()  # taken by who ends the future
+
+        def end(value: Callable[[], Any]) -> None:
+            if over.acquire(blocking=False):
+                self._watch.waiting.pop(end, None)
+                try:
+                    future.set_result(self._with_cause(value))
+                except dist.DistBackendError as error:
+                    future.set_exception(error)
+
+        self._watch.until_lost(end)
+        gloo: Any = self._work.get_future()
+        gloo.add_done_callback(lambda done: end(done.value))
+        return future
+
+    def _with_cause(self, operation: Callable[[], Any]) -> Any:
         try:
-            return bool(self._work.wait(timeout))
+            return operation()
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._watch.explained(error) from error
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _of_gloo(name: str) -> Callable[..., Any]:

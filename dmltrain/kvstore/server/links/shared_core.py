@@ -56,5 +56,8 @@ class SharedCore:
     def check_member(self, worker: int, view: int) -> None:
         """Raises Closed if the present view is without this worker although the worker has entered a view of the same
         number. A lost scheduler may have announced that one, and the next scheduler another one."""
-        if view and view == self.view and not self.core.workers.takes(worker):
-            raise Closed(f"view {view} is without this worker")
+        if not view or self.core.workers.takes(worker):
+            return
+        with self.lock:  # else a view that begins could have its workers already, and not yet its number
+            if view == self.view and not self.core.workers.takes(worker):
+                raise Closed(f"view {view} is without this worker")
