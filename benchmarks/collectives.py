@@ -160,7 +160,9 @@ def main(argv: list[str] | None = None) -> int:
     except TeamFailed as error:
         return fail("collectives.py", error)
     versions = {"dmltrain": installed("dmltrain"), "torch": installed("torch")}
-    show({"rows": rows, "repeats": arguments.repeats, **facts("collectives.py", argv, versions)}, arguments.format, table)
+    show(
+        {"rows": rows, "repeats": arguments.repeats, **facts("collectives.py", argv, versions)}, arguments.format, table
+    )
     if arguments.plot:
         plot(rows, arguments.plot)
     return 0

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import dmltrain.torch  # a server's process ends here
+import torch
+import torch.distributed as dist
+from contest.loop import PIPE_VARIABLE, receive
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from contest.loop import PIPE_VARIABLE, receive  # noqa: E402
+import dmltrain.torch  # noqa: F401 (a server's process ends here)
 
 Call = Callable[[], Any]
 

@@ -17,7 +17,9 @@ from dmltrain.backends.torch import process_group
 from dmltrain.base import env
 
 LARGE = 40_000  # elements: some pieces, of which the last has room
-process_group.sums.LEAST_WITHIN = process_group.sums.LEAST_BETWEEN  # as between hosts, so that these take servers
+process_group.sums.LEAST_WITHIN = (
+    process_group.sums.LEAST_BETWEEN
+)  # as between hosts, so that these take servers over TCP
 OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 
 
