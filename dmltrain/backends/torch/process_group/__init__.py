@@ -98,9 +98,9 @@ def _say_if_unused() -> None:
     if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs):
         return
     least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
-    sums = f"no sum was of {least >> 10} KiB or more" if least > 1 else "there was no sum of floats"
+    sums = f"no sum was of {least >> 10} KiB or more" if least > 1 else "no sum was of floats"
     why = (
-        f"{sums}, so gloo did all: -s 0 trains the same"
+        f"{sums}, so gloo made all of them: -s 0 trains the same"
         if _jobs
         else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
         'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
