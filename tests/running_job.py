@@ -46,8 +46,6 @@ class RunningJob:
         self.key.write_bytes(key)
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
-        if place:
-            listening.close()  # before the scheduler, which binds the port itself
         shared = {
             **os.environ,
             "PYTHONPATH": search_path(),
@@ -73,6 +71,8 @@ class RunningJob:
                     self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                     own["DMLTRAIN_AGENT_FD"] = str(theirs.fileno())
                     inherited += (theirs.detach(),)
+            elif role == "scheduler":
+                listening.close()  # it binds the port itself
             self.commands[name] = ([*before, sys.executable, *map(str, command)], {**shared, **own, **there})
             self.processes[name] = self.start(name, inherited=inherited)
             for descriptor in inherited[1:]:

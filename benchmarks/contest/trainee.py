@@ -51,15 +51,20 @@ class Peer(Protocol):
 
 
 class Ddp:
-    """DistributedDataParallel over gloo. Statistics of batch norms stay each worker's own, as with dmltrain."""
+    """DistributedDataParallel. Statistics of batch norms stay each worker's own, as with dmltrain."""
 
     def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
         _choose_interface()
-        torch.distributed.init_process_group("gloo")
+        if system.group == "dmltrain":
+            import dmltrain.torch  # which registers its backend
+        torch.distributed.init_process_group(system.group)
         self.rank = torch.distributed.get_rank()
         self.model = DistributedDataParallel(module, broadcast_buffers=False)
         self.optimizer = sgd(module)
-        if system.codec == "bf16":
+        if system.group == "dmltrain" and system.codec != "none":
+            hooks = dmltrain.torch.hooks
+            self.model.register_comm_hook(hooks.State(), getattr(hooks, system.codec))
+        elif system.codec == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             # DDP refuses a hook of this name with gloo, but the hook itself works
@@ -184,6 +189,6 @@ def main() -> None:
     arguments = parser.parse_args()
     system = SYSTEMS[arguments.mode]
     made = networks.make(arguments.network, arguments.by_layer)
-    peer: Peer = (Dmltrain if system.servers else Ddp)(made.module, system, arguments.batch)
+    peer: Peer = (Ddp if system.group else Dmltrain)(made.module, system, arguments.batch)
     unequal = Unequal(peer.rank, arguments.pause, *arguments.stragglers, arguments.freeze)
     serve(Training(peer, made, arguments.batch, unequal))

@@ -12,7 +12,7 @@ class System:
     """A way to train with several workers. `codec`: what gradients are sent as. `lossy`: its weights are not those of
     plain gradients, bit for bit. `early` and `defer`: of dmltrain.distribute; `factors`: dense layers may send
     sufficient factors. `links`: servers behind slow links hold less. `apart`: servers are on hosts of their own.
-    `kvstore`: the type of dmltrain's."""
+    `kvstore`: the type of dmltrain's. `group`: the backend of DDP's process group; "" without DDP."""
 
     label: str
     servers: bool
@@ -23,6 +23,7 @@ class System:
     links: bool = False
     apart: bool = False
     kvstore: str = "dist_sync"
+    group: str = ""
 
     @property
     def synchronous(self) -> bool:
@@ -40,9 +41,11 @@ class System:
 
 
 SYSTEMS = {
-    "ddp": System("DDP, gloo", False),
-    "ddp-bf16": System("DDP, bf16 hook", False, "bf16"),
-    "ddp-powersgd": System("DDP, PowerSGD of rank 1", False, "powersgd"),
+    "ddp": System("DDP, gloo", False, group="gloo"),
+    "ddp-bf16": System("DDP, bf16 hook", False, "bf16", group="gloo"),
+    "ddp-powersgd": System("DDP, PowerSGD of rank 1", False, "powersgd", group="gloo"),
+    "ddp-dmltrain": System("DDP, dmltrain", True, group="dmltrain"),
+    "ddp-dmltrain-int8": System("DDP, dmltrain's int8 hook", True, "int8", group="dmltrain"),
     "dmltrain": System("dmltrain", True),
     "dmltrain-early": System("dmltrain, steps early", True, early=True),
     "dmltrain-defer": System("dmltrain, deferred", True, defer=True),

@@ -3,9 +3,9 @@
     import dmltrain.torch
     torch.distributed.init_process_group("dmltrain")
 
-`bytes_summed()` is how many bytes of this worker's tensors the servers have summed. `dmltrain.torch.hooks` has
-communication hooks for DistributedDataParallel. `dmltrain.torch.lightning` and `dmltrain.torch.accelerate` are for
-programs that make their process group themselves.
+`bytes_summed()` is how many bytes of this worker's tensors were summed by the servers, or by the workers of one host in
+shared memory. `dmltrain.torch.hooks` has communication hooks for DistributedDataParallel. `dmltrain.torch.lightning`
+and `dmltrain.torch.accelerate` are for programs that make their process group themselves.
 
 In a scheduler's or server's process of the job the import serves it, and the process ends there; so the launcher can
 start the same program in every role. `python -m dmltrain.torch train.py ...` runs a script that is not changed: see

@@ -28,6 +28,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 SCRIPTS = ROOT / "tests/programs/torch_scripts"
 IN_PLACE = ROOT / "dmltrain/torch/__main__.py"  # python -m dmltrain.torch
 COMPILER = "torch._dynamo"  # DistributedDataParallel and some steps import it, which takes as long as torch itself
+MEMORY, SERVERS = {}, {"DMLTRAIN_TRANSPORT": "tcp"}  # how sums are made on one host
 
 
 @pytest.fixture
@@ -61,14 +62,17 @@ def said(job, workers=2):
     return [{key: value for row in job.results(rank) for key, value in row.items()} for rank in range(workers)]
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2), (2, 0)])
-def test_collectives_have_the_results_of_gloo(run, workers, servers):
-    for found in said(run("collectives", workers=workers, servers=servers), workers):
+@pytest.mark.parametrize(
+    ("workers", "servers", "way"), [(2, 1, MEMORY), (3, 1, MEMORY), (3, 2, SERVERS), (2, 1, SERVERS), (2, 0, MEMORY)]
+)
+def test_collectives_have_the_results_of_gloo(run, workers, servers, way):
+    for found in said(run("collectives", workers=workers, servers=servers, env=way), workers):
         assert found == {"wrong": []}
 
 
-def test_many_sums_are_under_way_at_once(run):
-    for found in said(run("works")):
+@pytest.mark.parametrize("way", [MEMORY, SERVERS], ids=["memory", "servers"])
+def test_many_sums_are_under_way_at_once(run, way):
+    for found in said(run("works", env=way)):
         assert found == {"right": True, "complete": True, "result": 1.0, "future": 1.0}
 
 
@@ -78,15 +82,16 @@ def test_groups_of_fewer_workers_and_a_second_default_group(run):
     assert all(each["world"] == each["again"] == 3.0 and each["name"] == "dmltrain" for each in found)
 
 
-def test_ddp_trains_as_over_gloo_and_its_gradients_go_over_the_servers(run):
-    for found in said(run("ddp")):
+@pytest.mark.parametrize("way", [MEMORY, SERVERS], ids=["memory", "servers"])
+def test_ddp_trains_as_over_gloo_and_its_gradients_go_over_dmltrain(run, way):
+    for found in said(run("ddp", env=way)):
         assert found["same"]
         assert found["sent"] > 3 * 4 * 2 * 300 * 300, "the two large layers, in three exchanges"
 
 
 @pytest.mark.parametrize(("word", "why"), [("over gloo", "no process group of dmltrain"), ("small", "64 KiB or more")])
 def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
-    job = run("unused", word, servers=1)
+    job = run("unused", word, servers=1, env=SERVERS)
     workers = [job.processes[f"worker-{rank}"] for rank in range(2)]
     wait_for(lambda: all(worker.poll() is not None for worker in workers), "the end of the workers")
     note = "dmltrain: worker 0: no byte went over the servers: "
@@ -95,22 +100,24 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "way", "said"),
     [
-        ("another collective", ["broadcast of float32 (7,) (", "all_reduce of float32 (40000,) ("]),
-        ("another size", ["declares key"]),
-        ("another size in the same pieces", ["different sizes"]),
-        ("another size over gloo", ["Detected mismatch between collectives"]),
-        ("aborted", ["worker 1 has aborted its process group"]),
-        ("killed", ["worker 1", "lost"]),
-        ("stopped", ["worker 1", "missed heartbeats"]),
-        ("stopped before a sum", ["worker 1", "missed heartbeats"]),
-        ("late", ["worker 0 has waited for 7 s in all_reduce of float32 (40000,) (", "which worker 1 did not call"]),
+        ("another collective", MEMORY, ["broadcast of float32 (7,) (", "all_reduce of float32 (40000,) ("]),
+        ("another size", MEMORY, ["different sizes"]),
+        ("another size", SERVERS, ["declares key"]),
+        ("another size in the same pieces", SERVERS, ["different sizes"]),
+        ("another size over gloo", SERVERS, ["Detected mismatch between collectives"]),
+        ("aborted", MEMORY, ["worker 1 has aborted its process group"]),
+        ("killed", MEMORY, ["worker 1", "lost"]),
+        ("stopped", MEMORY, ["worker 1", "missed heartbeats"]),
+        ("stopped before a sum", MEMORY, ["worker 1", "missed heartbeats"]),
+        ("stopped before a sum", SERVERS, ["worker 1", "missed heartbeats"]),
+        ("late", MEMORY, ["worker 0 has waited for 7 s in all_reduce of float32 (40000,) (", "which worker 1 did not"]),
     ],
 )
-def test_a_fault_is_named_by_the_collective_that_waits(run, kind, said):
+def test_a_fault_is_named_by_the_collective_that_waits(run, kind, way, said):
     detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if kind == "another size over gloo" else {}  # else gloo ends it
-    job = run("fault", kind, env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "4", **detail})
+    job = run("fault", kind, env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "4", **way, **detail})
     wait_for(lambda: job.processes["worker-0"].poll() is not None, "the end of worker 0")
     assert job.processes["worker-0"].poll() != 0
     assert all(words in job.output("worker-0") for words in said), job.output("worker-0")

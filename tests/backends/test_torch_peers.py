@@ -34,12 +34,12 @@ SAMPLE = [test for test in PASSED["2 3"] if test not in FIRST and not LONG.searc
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory):
-    """`ends(tests, workers)`: how each of them has ended in one job, over the servers. A job runs once."""
+    """`ends(way, tests, workers)`: how each of them has ended in one job. A job runs once."""
     known = {}
 
-    def run(tests, workers):
+    def run(way, tests, workers):
         if workers not in known:
-            known[workers] = outcomes("servers", workers, tests, tmp_path_factory.mktemp("peers"))
+            known[workers] = outcomes(way, workers, tests, tmp_path_factory.mktemp("peers"))
         return known[workers]
 
     return run
@@ -47,13 +47,13 @@ def ends(tmp_path_factory):
 
 @pytest.mark.parametrize("test", FIRST)
 def test_some_pass_over_the_servers(ends, test):
-    assert ends(FIRST, 2)[test] == "passed"
+    assert ends("servers", FIRST, 2)[test] == "passed"
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("test", SAMPLE)
-def test_more_pass_over_the_servers(ends, test):
-    assert ends(SAMPLE, 3)[test] == "passed"
+def test_more_pass_in_shared_memory(ends, test):
+    assert ends("dmltrain", SAMPLE, 3)[test] == "passed"
 
 
 @pytest.mark.exhaustive

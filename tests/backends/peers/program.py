@@ -1,7 +1,7 @@
 """A process of a job that runs some of PyTorch's tests, one after another: program.py WAY FOLDER TEST ...
 
-WAY is gloo, dmltrain, or servers: dmltrain, with all sums of floats over the servers, however small they are. It says
-how each test has ended, and ends after one that has failed.
+WAY is gloo, dmltrain, whose sums of floats are made in shared memory, or servers: dmltrain, with these sums over the
+servers, however small they are. It says how each test has ended, and ends after one that has failed.
 """
 
 import json
@@ -50,6 +50,8 @@ def run(test: str, folder: Path, rank: int) -> str:
 if __name__ == "__main__":
     way, folder, *tests = sys.argv[1:]
     environment = env.read()
+    if way == "servers":
+        os.environ["DMLTRAIN_TRANSPORT"] = "tcp"
     if way != "gloo":
         import dmltrain.torch  # noqa: F401 (a server's process ends here)
     elif environment.role != "worker":

@@ -7,8 +7,6 @@ import os
 import runpy
 import sys
 
-from dmltrain.backends.torch.process_group import sums
-
 
 def digest(model):
     content = b"".join(value.detach().numpy().tobytes() for _, value in sorted(model.state_dict().items()))
@@ -64,8 +62,6 @@ def transformers(module):
 
 if __name__ == "__main__":
     os.environ["TMPDIR"] = os.getcwd()  # torch's compiler, which Lightning imports, makes a folder there
-    # As between hosts: within one, servers are faster than gloo for larger tensors only.
-    sums.LEAST_WITHIN = sums.LEAST_BETWEEN
     module = runpy.run_path(sys.argv[1])  # a server's process ends there
     facts = globals()[sys.argv[1].rpartition("/")[2].partition("_")[0]](module)
 

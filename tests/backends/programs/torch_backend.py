@@ -17,7 +17,8 @@ from dmltrain.backends.torch import process_group
 from dmltrain.base import env
 
 LARGE = 40_000  # elements: some pieces, of which the last has room
-process_group.sums.LEAST_WITHIN = process_group.sums.LEAST_BETWEEN  # as between hosts, so that these take servers
+# As between hosts, so that these take servers over TCP.
+process_group.sums.LEAST_WITHIN = process_group.sums.LEAST_BETWEEN
 OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 
 

@@ -18,14 +18,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
-from dmltrain.backends.torch.process_group import beside
+from dmltrain.backends.torch.process_group import beside, host_memory
 from dmltrain.backends.torch.process_group.group import Group
+from dmltrain.backends.torch.process_group.host_sums import HostSums
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
 from dmltrain.base import env
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.worker.store import DistKVStore
 
 NAME = "dmltrain"
@@ -93,7 +95,7 @@ def leave() -> None:
 
 
 def bytes_summed() -> int:
-    """Of this worker's tensors that the servers have summed."""
+    """Of this worker's tensors that the servers have summed, or the workers of one host in shared memory."""
     return sum(job.sums.bytes for job in _jobs.values() if job.sums)
 
 
@@ -103,8 +105,9 @@ def _say_if_unused() -> None:
     if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs):
         return
     least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
+    sums = f"no sum was of {least >> 10} KiB or more" if least > 1 else "no sum was of floats"
     why = (
-        f"no sum was of {least >> 10} KiB or more, so gloo made all of them: -s 0 trains the same"
+        f"{sums}, so gloo made all of them: -s 0 trains the same"
         if _jobs
         else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
         'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
@@ -132,8 +135,8 @@ def joined(connect: Connect, rank: int, size: int, meeting: Store | None = None)
         if meeting and size > 1 and not environment.launched:
             environment = beside.start(meeting, rank, size)
         address = environment.node_host if environment.launched else ""
-        store = _store(connect, env.of_collectives(environment), rank, size)
-        _jobs[rank, size] = Job(address, Watch(store), SumsOnServers(store) if store else None)
+        store = _store(connect, environment := env.of_collectives(environment), rank, size)
+        _jobs[rank, size] = Job(address, Watch(store), _sums(store, environment, meeting) if store else None)
     return _jobs[rank, size]
 
 
@@ -143,6 +146,15 @@ def _refuse_protection(wire: str) -> None:
             f"--wire {wire} (DMLTRAIN_WIRE) protects the connections with the servers, not those of gloo, which "
             "torch.distributed uses for all but large sums: start the job without it, or use dmltrain.distribute"
         )
+
+
+def _sums(store: DistKVStore, environment: Environment, meeting: Store | None) -> SumsOnServers:
+    memory = None
+    if meeting and store.num_workers > 1 and len(host.at_start(store.start_message)) == 1:
+        lost = functools.partial(store.lost_within, 0.0)
+        wanted, limit = environment.transport != "tcp", environment.wait_seconds
+        memory = host_memory.shared(meeting, store.rank, store.num_workers, wanted, lost, limit)
+    return SumsOnServers(store, HostSums(memory) if memory else None)
 
 
 def _store(connect: Connect, environment: Environment, rank: int, size: int) -> DistKVStore | None:

@@ -7,6 +7,7 @@ have published there.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -31,10 +33,16 @@ class Call:
 
     number: int
     what: str  # such as "all_reduce of float32 (10,)"
-    place: str  # such as "train.py:12"
+    where: tuple[str, int]  # file and line
     since: float
     limit: float  # s that it may wait; 0: what it waits for has its own limit
     work: dist.Work | None = None
+
+    @property
+    def place(self) -> str:
+        """Such as "train.py:12"."""
+        file, line = self.where
+        return f"{Path(file).name}:{line}" if line else file
 
     @property
     def complete(self) -> bool:
@@ -55,7 +63,7 @@ class Calls:
         """A call of the script; its `work` is set when it is known."""
         while self._open and self._open[0].complete:
             self._open.popleft()
-        call = Call(self._made, what, _place(), self._clock(), limit)
+        call = Call(self._made, what, _where(), self._clock(), limit)
         self._made += 1
         self._open.append(call)
         return call
@@ -109,18 +117,19 @@ def described(name: str, tensors: list[torch.Tensor]) -> str:
     """The operation with its tensors, as far as they are the same on all workers."""
     if name in OWN_TENSORS:
         return name
-    shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors[:3]]
+    shapes = [f"{_name(tensor.dtype)} {tuple(tensor.shape)}" for tensor in tensors[:3]]
     more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
     return f"{name} of {', '.join(shapes)}{more}" if shapes else name
 
 
-def _place() -> str:
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _where() -> tuple[str, int]:
     """Where the script has called torch.distributed."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame and frame.f_code.co_filename.startswith(NOT_THE_SCRIPT):
-        if frame.f_back is None:
-            break
         frame = frame.f_back
-    if frame.f_code.co_filename.startswith(NOT_THE_SCRIPT):
-        return "called by torch itself, as in backward()"
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else ("called by torch itself, as in backward()", 0)

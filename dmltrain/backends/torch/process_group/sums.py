@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dmltrain.backends.torch.process_group.host_sums import HostSums, Sum
 from dmltrain.backends.torch.process_group.work import SumWork
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
@@ -82,9 +83,11 @@ class Piece:
 class SumsOnServers:
     """`start` is called by one thread at a time; another one, of this object, receives what it has started."""
 
-    def __init__(self, store: DistKVStore) -> None:
-        self.store, self.least = store, least(store.start_message)
-        self.bytes = 0  # of the tensors that have been summed
+    def __init__(self, store: DistKVStore, host_sums: HostSums | None = None) -> None:
+        """`host_sums`: makes them in place of the servers, where all workers are on one host."""
+        self.store, self._host_sums = store, host_sums
+        self.least = 1 if host_sums else least(store.start_message)
+        self.bytes = 0  # of the tensors whose sums have begun
         self._rings: dict[tuple[torch.dtype, int], list[Place]] = {}
         self._used: Counter[tuple[torch.dtype, int]] = Counter()
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
@@ -105,7 +108,12 @@ class SumsOnServers:
         """Replace `tensor` by the sum of all workers' tensors, times `factor`."""
         work = SumWork([tensor])
         flat = tensor.detach().view(-1)
+        if self._host_sums:
+            self._host_sums.start(Sum(flat.numpy(), factor, work.end))
+            self.bytes += flat.nbytes
+            return work
         with self._lock:
+            self.bytes += flat.nbytes
             parts = list(_parts(flat.numel() * flat.element_size()))
             begin = 0
             for number, size in enumerate(parts):
@@ -124,6 +132,7 @@ class SumsOnServers:
         """As `start`, for float32 values (elements,) that travel as the codec of this key says."""
         work = SumWork([values])
         with self._lock:
+            self.bytes += values.nbytes
             handle = self.store.pushpull(key, values.numpy(), wait=False)
             self._pieces.put(Piece(values, None, handle, factor, work))
         return work
@@ -144,7 +153,6 @@ class SumsOnServers:
         error: Exception | None = None
         while True:
             piece = self._pieces.get()
-            self.bytes += piece.values.nbytes
             try:
                 piece.land(self.store.num_workers)
             except Exception as caught:  # JobLost: all that is under way has failed
