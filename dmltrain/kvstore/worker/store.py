@@ -164,6 +164,9 @@ class DistKVStore(KVStore):
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
 
+    def shares(self, array: Array) -> bool:
+        return self._transfers.shares(array)
+
     def init_gathered(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
         if not self.kvstore_type.synchronous:
             raise UserError(f"kvstore {self.type} gathers no values of all workers: use dist_sync")

@@ -161,6 +161,12 @@ class FactoredBucket(Bucket):
             kept[self._filled : self._filled + count] = part.cpu().numpy()
         self._filled += count
 
+    def gather(self) -> None:
+        """The factors are on the host already."""
+
+    def begin_copy(self) -> bool:
+        return False
+
     # -- all workers ----------------------------------------------------------------------------------------------
 
     def send(self, store: KVStore) -> Handle:
@@ -178,14 +184,14 @@ class FactoredBucket(Bucket):
 
     def take_result(self, handle: Handle, factor: float) -> None:
         """Set the weight's gradient to the sum over all workers times `factor`."""
-        self._multiply(handle, factor)
+        super().take_result(handle, factor)
         self.weight.grad = self.views[0]
 
     def result_in_place(self, handle: Handle, factor: float, copied: bool = False) -> AbstractContextManager[None]:
-        self._multiply(handle, factor)
+        self.receive(handle, factor)
         return with_gradients(self.parameters, self.views)
 
-    def _multiply(self, handle: Handle, factor: float) -> None:
+    def receive(self, handle: Handle, factor: float) -> None:
         outputs, inputs = (
             torch.from_numpy(values.reshape(-1, width)).to(self.device)
             for values, width in zip(handle.values, self.weight.shape, strict=True)

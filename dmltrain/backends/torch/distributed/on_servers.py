@@ -107,11 +107,14 @@ class StepsOnServers(Exchange):
         bucket.pushed = True
         if self.members.elastic:
             return self._push_in_view(bucket)
-        with torch.no_grad():
-            bucket.weigh(self._scale())
         rate = float(self.inner.param_groups[bucket.group]["lr"])
         self.store.push(bucket.name, bucket.host_gradients(), bucket.priority, rate)
-        bucket.note_sent()
+
+    def scale(self) -> float:
+        return 1.0 if self.members.elastic else self._scale()
+
+    def took(self) -> None:
+        """Each bucket's weights are taken by themselves."""
 
     def is_under_way(self, bucket: Bucket) -> bool:
         return True  # servers make the step
