@@ -102,7 +102,14 @@ STEPS = 3
 LINES = {  # of jobs whose results do not depend on times: kvstore -> workers, options
     "dist_sync": (
         2,
-        *("", "--optimizer adam", "--update-on-kvstore 1 --optimizer adam", "--dtype bfloat16", "--dtype float16"),
+        *(
+            "",
+            "--optimizer adam",
+            "--update-on-kvstore 1 --optimizer adam",
+            "--dtype bfloat16",
+            "--dtype float16",
+            "--factors auto",
+        ),
         *(f"--gc-type {name}" for name in codec.TYPES if name != "none"),
     ),
     "dist_async": (1, "", "--gc-type int8"),
@@ -122,9 +129,14 @@ def trained(store, line, network):
 
 
 def of_job(kind, workers, line, network=SMALL):
+    return in_a_job(kind, workers, lambda store: trained(store, line, network))
+
+
+def in_a_job(kind, workers, call):
+    """What `call(store)` returns for each worker."""
     job = WholeJob(kind, workers=workers, servers=1, make_step=SliceOptimizer)
     try:
-        found = job.all(lambda store: trained(store, line, network))
+        found = job.all(call)
         job.all(lambda store: store.close())
         assert job.ended() == ["", ""]
         return found

@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from dmltrain.backends.torch import devices
 from dmltrain.base.arrays import Array
 
 Range = tuple[int, int]  # the first address, and the one after the last
@@ -18,7 +17,7 @@ _known: dict[int, list[Range]] = {}  # of each whole memory, by its address: wha
 
 def register(arrays: Sequence[Array]) -> None:
     """Register these parts of one memory, until that is freed."""
-    driver = _driver()
+    driver = devices.driver()
     if driver is None or not arrays:
         return
     whole = arrays[0]
@@ -54,14 +53,6 @@ def missing(wanted: Range, known: Sequence[Range]) -> list[Range]:
             found += [(start, first)] if first > start else []
             start = max(start, last)
     return [*found, (start, end)] if start < end else found
-
-
-def _driver() -> Any:
-    """None where torch knows none."""
-    try:
-        return torch.cuda.cudart() if torch.cuda.is_available() else None
-    except (AttributeError, RuntimeError, AssertionError):
-        return None
 
 
 def _succeeds(call: Any, *arguments: int) -> bool:

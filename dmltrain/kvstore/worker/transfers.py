@@ -99,9 +99,6 @@ class Transfers:
         self._lay_out([entry for entry in dict.fromkeys(entries) if entry.buffer is None and len(entry.ways) == 1])
         return [self._buffer(entry) for entry in entries]
 
-    def shares(self, array: Array) -> bool:
-        return self._arena is not None and self._arena.offset_of(array) is not None
-
     def memory(self, key: Key) -> Array:
         """Flat memory (elements,) from which the key can be pushed without a copy; each call gives another."""
         return self._memory(self._entries.find(key))[1]

@@ -11,10 +11,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, Results, copy_all
+from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, PushedMemory, Results, copy_all
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.base import READ, Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
 CHANGED = (
@@ -38,46 +38,39 @@ class Bucket:
     names: list[str] = field(default_factory=list)  # of the parameters, in the model
     pushed: bool = False
     stepped: bool = False  # step() was called, and its result is not in the weights yet
+    elements: int = field(init=False)
+    on_gpu: bool = field(init=False)
     gradients: torch.Tensor = field(init=False)  # (elements,)
     places: Places = field(init=False)
     weights: FlatWeights = field(init=False)
     views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
     unused: torch.Event | None = None  # after it nothing that computes before the next step uses the gradients
-    _host: torch.Tensor = field(init=False)
+    host: PushedMemory = field(init=False)
     _results: Results = field(init=False)
-    _copied: torch.Event | None = None  # when the gradients are in the host's memory; None: no copy has begun
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.elements, self.on_gpu = sum(map(torch.Tensor.numel, self.parameters)), self.device.type != "cpu"
         self.places = Places(self.parameters)
         self.weights = FlatWeights(self.parameters, self.places)
 
     @property
-    def elements(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters)
-
-    @property
     def device(self) -> torch.device:
         return self.parameters[0].device
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type != "cpu"
 
     def lay_out(self, memory: Array, keep: bool = False) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory, in which results arrive,
         too. In `memory`, and with `keep` (see KVStore.keeps_gradients), pushed gradients stay unchanged, and results
         get pinned memory of their own."""
-        self._host = torch.from_numpy(memory)
-        is_pinned = self.on_gpu and self._host.is_pinned()
+        host = torch.from_numpy(memory)
+        is_pinned = self.on_gpu and host.is_pinned()
         if self.on_gpu and not is_pinned:
-            self._host = torch.empty_like(self._host, pin_memory=True)
-        arriving = self._host
-        if self.on_gpu and (keep or is_pinned):
-            arriving = torch.empty_like(self._host, pin_memory=True)
-        self.gradients = torch.zeros_like(self._host, device=self.device) if self.on_gpu else self._host
+            host = torch.empty_like(host, pin_memory=True)
+        arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and (keep or is_pinned) else host
+        self.host = PushedMemory(host)
+        self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
         self.views = self.places.cut(self.gradients)
         self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
 
@@ -99,9 +92,8 @@ class Bucket:
         self._seen.clear()
         self.pushed = self.stepped = False
         self.unused = None
-        if self._copied is not None:  # nobody has waited for the copy
-            copies.computing(self.device).wait_event(self._copied)
-            self._copied = None
+        if self.on_gpu:
+            self.host.forget(self.device)
 
     def accumulate(self) -> None:
         """The gradients are not complete: a later backward adds to them."""
@@ -155,18 +147,13 @@ class Bucket:
         if not self.on_gpu:
             return
         first = self.parameters[0].grad
-        if len(self.parameters) == 1 and first is not None and self._can_be_flat(first):
+        if len(self.parameters) == 1 and first is not None and self.places.are_of(first, self.gradients.dtype):
             self.gradients = first.as_strided((self.elements,), (1,))
             self.views = [first]
         else:
             self.fill()
             for view, parameter in zip(self.views, self.parameters, strict=True):
                 parameter.grad = view
-
-    def _can_be_flat(self, gradient: torch.Tensor) -> bool:
-        """Whether the gradient of the only parameter lies in memory as the bucket does."""
-        alike = gradient.dtype == self.gradients.dtype and gradient.stride() == self.places.strides(0)
-        return alike and not gradient.requires_grad
 
     def _check_place(self, index: int, parameter: torch.nn.Parameter) -> None:
         """Raise UserError if a parameter's gradient is no longer in the bucket's memory: `model.to()` also moves
@@ -188,37 +175,20 @@ class Bucket:
 
     def begin_copy(self) -> bool:
         """Begin to copy complete gradients to the host. Returns whether that goes on after the call: on a GPU."""
-        self.note_sent()
-        if not self.on_gpu:
-            return False
-        self._copied = copies.to_host(self.gradients, self._host)
-        return True
-
-    @property
-    def copied(self) -> bool:
-        """Whether `host_gradients` returns at once."""
-        return self._copied is None or self._copied.query()
+        self._version = self.gradients._version  # for `check_unchanged`
+        if self.on_gpu:
+            self.host.begin_copy(self.gradients)
+        return self.on_gpu
 
     def host_gradients(self) -> Array:
         """The flat gradients in host memory, which does not change until the key's next pull returns."""
-        if self._copied is not None or self.begin_copy():
-            assert self._copied is not None
-            self._copied.synchronize()
-            self._copied = None
-        return self._host.numpy()
+        if not self.host.has_begun:
+            self.begin_copy()
+        return self.host.complete()
 
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
         return store.pushpull(self.name, self.host_gradients(), self._results.out, self.priority, wait=False)
-
-    def send_with(self, store: KVStore, key: str, values: Array) -> Handle:
-        """Like `send`, on a CPU, in one call with another key."""
-        gradients = self.host_gradients()
-        return store.pushpull([self.name, key], [gradients, values], READ, self.priority, wait=False)
-
-    def note_sent(self) -> None:
-        """Remember the version of the gradients that are pushed now, for `check_unchanged`."""
-        self._version = self.gradients._version
 
     def factor_to_mean(self, store: KVStore) -> float:
         """What `send` pulls, times this, is the mean."""

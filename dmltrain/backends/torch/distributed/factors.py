@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket, with_gradients
+from dmltrain.backends.torch.distributed.flat import PushedMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
@@ -53,12 +54,10 @@ class FactoredBucket(Bucket):
         weights = self.weights.on_host()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
         self.weights.set(torch.from_numpy(weights))
+        self.host = PushedMemory(torch.empty(0, device="cpu"))  # nothing is copied to it
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
         self.views = self.places.cut(self.gradients)
         (self._marker,) = self.places.cut(self.gradients)  # another tensor of the same memory
-        self._note()
-
-    def _note(self) -> None:
         self._version = self.gradients._version
 
     @property
@@ -76,7 +75,7 @@ class FactoredBucket(Bucket):
     def begin(self) -> None:
         super().begin()
         self._filled = 0
-        self._note()
+        self._version = self.gradients._version
 
     def accumulate(self) -> None:
         """The rows of the next backward are added to those of this one."""
@@ -147,7 +146,7 @@ class FactoredBucket(Bucket):
         for parts in (parts for backward_number, parts in new if backward_number == number):
             self._add(parts)
         self.weight.grad = self._marker
-        self._note()
+        self._version = self.gradients._version
 
     def _add(self, parts: list[torch.Tensor]) -> None:
         count = len(parts[0])

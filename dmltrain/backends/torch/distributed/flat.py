@@ -34,6 +34,10 @@ class Places:
     def strides(self, index: int) -> tuple[int, ...]:
         return self._places[index][1]
 
+    def are_of(self, gradient: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether the gradient of the first parameter lies in its own memory as it would here, and may be written."""
+        return gradient.dtype == dtype and gradient.stride() == self.strides(0) and not gradient.requires_grad
+
     def hold(self, index: int, parameter: torch.nn.Parameter, view: torch.Tensor, memory: torch.Tensor) -> bool:
         """Whether the parameter still fits its place, and its `view` is still in the flat `memory`."""
         _, strides, offset = self._places[index]
@@ -94,6 +98,39 @@ class FlatWeights:
         """Take the weights that have arrived in `pulled`."""
         if self._weights is not None and self._weights.device.type != "cpu":
             copies.to_device(torch.from_numpy(self.pulled), self._weights)
+
+
+class PushedMemory:
+    """The memory from which a bucket is pushed, (elements,): on a CPU that of its gradients, for a GPU pinned."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._copied: torch.Event | None = None  # None: no copy has begun
+
+    @property
+    def has_begun(self) -> bool:
+        return self._copied is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `complete` returns at once."""
+        return self._copied is None or self._copied.query()
+
+    def begin_copy(self, gradients: torch.Tensor) -> None:
+        self._copied = copies.to_host(gradients, self._memory)
+
+    def complete(self) -> Array:
+        """Wait for the copy that has begun, if one has."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        return self._memory.numpy()
+
+    def forget(self, device: torch.device) -> None:
+        """What is computed from now on may change the gradients of the copy, for which nobody waits any more."""
+        if self._copied is not None:
+            copies.computing(device).wait_event(self._copied)
+            self._copied = None
 
 
 class Results:

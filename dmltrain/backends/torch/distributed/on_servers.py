@@ -113,9 +113,6 @@ class StepsOnServers(Exchange):
     def scale(self) -> float:
         return 1.0 if self.members.elastic else self._scale()
 
-    def took(self) -> None:
-        """Each bucket's weights are taken by themselves."""
-
     def is_under_way(self, bucket: Bucket) -> bool:
         return True  # servers make the step
 
@@ -166,9 +163,6 @@ class StepsOnServers(Exchange):
         self.gradients.settle()
         if not self._early:
             self._untouched.check_weights()
-        self._refresh()
-
-    def _refresh(self) -> None:
         self._pull()
         self.gradients.settle()
 
@@ -293,7 +287,8 @@ class StepsOnServers(Exchange):
         self.load_inner({name: item for name, item in state_dict.items() if name not in (SERVERS, ORDERS)})
         self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
         self.gradients.settle()
-        self._refresh()
+        self._pull()
+        self.gradients.settle()
 
 
 def _factor(kind: KVStoreType, workers: int) -> float:

@@ -81,9 +81,6 @@ class GradientSums(Exchange):
         except ViewChanged:  # backward goes on, and step() pushes again
             self.gradients.pending[bucket] = _interrupted()
 
-    def scale(self) -> float:
-        return 1.0
-
     def is_under_way(self, bucket: Bucket) -> bool:
         if self._is_reduced:
             raise UserError(

@@ -186,7 +186,7 @@ class PushedGradients(OwnGradients):
 
     def _send_copied(self, wait: bool) -> None:
         """Send the gradients that are on the host by now, or `wait` for all."""
-        while self._copying and (wait or self._copying[0].copied):
+        while self._copying and (wait or self._copying[0].host.is_complete):
             self._destination.push(self._copying.popleft())
 
     def share_buffers(self, store: KVStore) -> None:
