@@ -124,7 +124,8 @@ def _index(device: object) -> int:
 
 def counted(what: str) -> int:
     """What has happened in this process so far: `kernels`, `synchronisations`, `copies to the host`, `blocking copies
-    to the host` and `bytes to the host`, the same `to the device`; `device bytes`, and the `most` of them."""
+    to the host` and `bytes to the host`, the same `to the device`; `copies on other streams` than the first; `device
+    bytes`, and the `most` of them."""
     return _loaded().fake_cuda_count(what.encode())
 
 

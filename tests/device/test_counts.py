@@ -15,7 +15,7 @@ from tests.device import fake_cuda
 from tests.device.test_on_it import in_a_job, of_job, same
 
 COPIES = [f"{what} to the {place}" for place in ("host", "device") for what in ("copies", "blocking copies", "bytes")]
-COUNTED = ("kernels", "synchronisations", *COPIES)
+COUNTED = ("kernels", "synchronisations", *COPIES, "copies on other streams")
 OF_SAMPLES = 2  # images and labels: copies, and waits for copies of batches long ago
 BUCKETS, SEVERAL = 11, 5  # of so few bytes; those of several parameters, whose gradients a kernel gathers
 KERNELS = {  # kvstore, options -> kernels beside those of training alone; servers step in place of the two of SGD
@@ -28,29 +28,43 @@ KERNELS = {  # kvstore, options -> kernels beside those of training alone; serve
 
 
 def of_a_step(store, line):
-    """The counts, and how many buckets were sent before backward ended, and whether all lie in the servers' sight."""
-    made, sent = torch_trainer(RESNET, f"--gpus 0 {line}", store), []
+    """The counts, and how many buckets were sent before backward ended, how many copies had begun when the first one
+    was, and whether all lie in the servers' sight."""
+    made, sent, begun = torch_trainer(RESNET, f"--gpus 0 {line}", store), [], []
     gradients = made._optimizer._exchange.gradients
-    push = gradients.push
-    gradients.push = lambda: (
-        sent.append(sum(b.pushed and b not in gradients._copying for b in gradients.buckets)),
-        push(),
-    )
+    push, pushpull = gradients.push, store.pushpull
+
+    def noted_push():
+        sent.append(sum(bucket.pushed and bucket not in gradients._copying for bucket in gradients.buckets))
+        push()
+
+    def noted_pushpull(*arguments, **named):
+        begun.append(fake_cuda.counted("copies to the host"))
+        return pushpull(*arguments, **named)
+
+    gradients.push, store.pushpull = noted_push, noted_pushpull
     images, labels = batch(RESNET)
     for _ in range(4):  # the first ones get the buffers of samples
         made.settle()
+        begun.clear()
         before = [fake_cuda.counted(what) for what in COUNTED]
         made.train_step(images, labels, len(labels), 0.05)
         made.settle()
     after = [fake_cuda.counted(what) for what in COUNTED]
     found = {what: now - then for what, then, now in zip(COUNTED, before, after, strict=True)}
-    return found, sent[-1:], all(store.shares(bucket.host.complete()) for bucket in gradients.buckets)
+    first = begun[0] - before[COUNTED.index("copies to the host")] if begun else 0
+    return (
+        found,
+        sent[-1] if sent else 0,
+        first,
+        all(store.shares(bucket.host.complete()) for bucket in gradients.buckets),
+    )
 
 
 @pytest.fixture(scope="module")
 def alone():
-    found, _, _ = of_a_step(kvstore.create("local"), "")
-    assert found["copies to the device"] == found["synchronisations"] == OF_SAMPLES
+    found, *_ = of_a_step(kvstore.create("local"), "")
+    assert all(found[what] == OF_SAMPLES for what in ("copies to the device", "synchronisations", COUNTED[-1]))
     assert not any(found[what] for what in ("copies to the host", "blocking copies to the device"))
     return found
 
@@ -58,7 +72,7 @@ def alone():
 @pytest.mark.parametrize("kind, line", KERNELS)
 def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, alone, monkeypatch):
     monkeypatch.setattr(layout, "BUCKET_BYTES", 1 << 14)
-    ((found, sent, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line))
+    ((found, sent, begun, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line))
     of_gradients = 4 * RESNET.num_parameters
     assert {what: found[what] - alone[what] for what in COUNTED} == {
         "kernels": KERNELS[kind, line],
@@ -69,9 +83,10 @@ def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, a
         "copies to the device": BUCKETS,
         "blocking copies to the device": 0,
         "bytes to the device": of_gradients,
+        "copies on other streams": 2 * BUCKETS,
     }
     assert is_shared, "the GPU copies to where servers read"
-    assert kind == "dist_local" or 0 < sent[0] < BUCKETS, "during backward"
+    assert begun == BUCKETS if kind == "dist_local" else 0 < sent < BUCKETS, "one goes on while others are sent"
 
 
 # -- memory that is registered with the driver ------------------------------------------------------------------------

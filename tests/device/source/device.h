@@ -29,6 +29,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index(device)), number);
     }
 
+    static bool is_beside(DeviceIndex device) { return current_streams[device] != 0; }
+
     DeviceType type() const override { return DeviceType::CUDA; }
     DeviceIndex deviceCount() const noexcept override { return DEVICES; }
     Device getDevice() const override { return Device(DeviceType::CUDA, current_device); }

@@ -154,6 +154,7 @@ void copy_bytes(const Tensor& to, const Tensor& from, bool waits) {
     char* host = (char*)(to.is_cuda() ? from : to).data_ptr();
     if (is_pinned(host)) note_host_use(stream, host, to.nbytes(), !to.is_cuda());
     Opened opened(device.storage().data());
+    if (Guard::is_beside(device.device().index())) count("copies on other streams");
     auto copy = to.is_cuda() ? copy_bytes_to_device : copy_bytes_to_host;
     copy(stream, number, (char*)device.data_ptr(), host, to.nbytes(), waits);
 }

@@ -61,14 +61,13 @@ class Bucket:
 
     def lay_out(self, memory: Array, keep: bool = False) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
-        and are copied before the push: to `memory` if that is pinned, else to pinned memory, in which results arrive,
-        too. In `memory`, and with `keep` (see KVStore.keeps_gradients), pushed gradients stay unchanged, and results
-        get pinned memory of their own."""
+        and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
+        memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
+        pinned memory."""
         host = torch.from_numpy(memory)
-        is_pinned = self.on_gpu and host.is_pinned()
-        if self.on_gpu and not is_pinned:
+        if self.on_gpu and not host.is_pinned():
             host = torch.empty_like(host, pin_memory=True)
-        arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and (keep or is_pinned) else host
+        arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
         self.host = PushedMemory(host)
         self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
         self.views = self.places.cut(self.gradients)
