@@ -2,6 +2,7 @@
 # make docs: the documentation as a site, in build/docs.
 # make quick, make test, make test-all: more and more tests (CONTRIBUTING.md); make test-ci: those of CI.
 # make flaky: test files that have changed, or FILES=..., on a busy machine whose processes stand still at times.
+# make gpu: the first minutes on a GPU (benchmarks/first_minutes.py), with the wheels in WHEELS if there are any.
 # make bench: the benchmarks behind the figures of docs/performance.md.   make testbed: five hosts to try (root).
 # make dist: wheel and source distribution of the last commit in dist/, checked in new environments of every Python.
 PYTHON ?= python3
@@ -22,7 +23,7 @@ SIDE_BY_SIDE := --maxprocesses 24 --dist loadgroup
 # With this variable set, each process of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-ci test-all flaky check docs dist bench mutation mutation-changed testbed kubernetes clean system
+.PHONY: demo quick test test-ci test-all flaky check docs dist bench gpu mutation mutation-changed testbed kubernetes clean system
 .NOTPARALLEL:
 
 demo: $(VENV)/demo.done
@@ -82,6 +83,11 @@ bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/kvstore.py
 
+# Where there is no network: PyTorch for this GPU and the rest as wheels, beside the packages that Python has already.
+WHEELS ?= wheels
+gpu: $(if $(wildcard $(WHEELS)/*.whl),$(VENV)/wheels.done,$(VENV)/test.done)
+	$(BIN)/python benchmarks/first_minutes.py $(GPU)
+
 testbed: $(VENV)/demo.done
 	$(BIN)/python tests/cluster/testbed.py up
 
@@ -112,6 +118,11 @@ $(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 $(VENV)/test.done: $(VENV)/demo.done
 	$(PIP) --editable '.[torch,adapters,images,lmdb,leveldb,plot,ray,ray-train,dev$(MXNET)]'
 	@$(COMPILE)
+	@touch $@
+
+$(VENV)/wheels.done:
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-index --no-deps $(WHEELS)/*.whl
 	@touch $@
 
 $(VENV)/dist.done: $(VENV)/test.done

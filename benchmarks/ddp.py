@@ -8,9 +8,10 @@ whole time; turns are interleaved A B A B. A turn's time ends when the weights o
 those of the slowest worker, medians over turns; ratios are medians over pairs of turns, above 1 where a system is
 faster than DDP. Weights after all turns are compared bit for bit with those of DDP.
 
-Without --hosts all workers are on this machine. With it they are on hosts of a test bed (docs/testbed.md), which share
-this machine's cores; each has a worker and, for dmltrain, a server. A step then takes at least 2(n-1)V/(nB), by a ring
-or by servers: V bytes of gradients, n hosts, and B the goodput that iperf3 measures in the same run. The system
+Without --hosts all workers are on this machine, with --gpus on its GPUs; if each has one of its own, DDP sums over
+NCCL, and weights may differ in their last bits. With --hosts they are on hosts of a test bed (docs/testbed.md), which
+share this machine's cores; each has a worker and, for dmltrain, a server. A step then takes at least 2(n-1)V/(nB), by
+a ring or by servers: V bytes of gradients, n hosts, and B the goodput that iperf3 measures in the same run. The system
 dmltrain-apart has its servers on as many hosts more. --slow-link gives one host a link of another rate, and then there
 is no bound. MB are the bytes of a step in the busiest direction of any of these links, headers included.
 
@@ -70,6 +71,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--workers", type=int, default=2, help="on this machine (default %(default)s)")
     add("--servers", type=int, default=1, help="on this machine, for dmltrain (default %(default)s)")
     add("--hosts", type=int, help="of a test bed, instead; each has a worker and a server")
+    add("--gpus", metavar="I,J", help="that the workers of this machine use in turn (default: the CPU)")
     add("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
     add("--slow-link", metavar="RATE", help="of the second host, each way, if other than --rate")
     add("--pause", type=float, default=0.0, metavar="SECONDS", help="of sleep before each forward (default: none)")
@@ -108,6 +110,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error("--batch, --workers, --servers, --repeats and --steps must be at least 1, --warm-up at least 0")
     if arguments.hosts is not None and not 2 <= arguments.hosts <= 250:
         parser.error("--hosts must be 2 to 250")
+    if arguments.gpus and (arguments.hosts or not all(map(str.isdecimal, arguments.gpus.split(",")))):
+        parser.error("--gpus: expected numbers of this machine's GPUs, such as 0,1, without --hosts")
     if not arguments.hosts and (arguments.slow_link or any(SYSTEMS[name].apart for name in arguments.systems)):
         parser.error("--slow-link and systems with servers on spare hosts need --hosts")
     if not 0 <= arguments.pause <= 60 or not 0 <= arguments.by_layer <= 60:
@@ -133,6 +137,7 @@ def teams_of(arguments: argparse.Namespace, network: str, bed: Bed | None, folde
     """The started teams of all systems; they are ended in any case."""
     options = ["--network", network, "--batch", str(arguments.batch)]
     options += ["--pause", str(arguments.pause), "--by-layer", str(arguments.by_layer)]
+    options += ["--gpus", arguments.gpus] if arguments.gpus else []
     for name, pair in (("--stragglers", arguments.stragglers), ("--freeze", arguments.freeze)):
         options += [name, *map(str, pair)] if pair else []
     teams: list[Team] = []
@@ -212,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         "servers": arguments.hosts or arguments.servers,
         "rate": arguments.rate if arguments.hosts else None,
         "slow_link": arguments.slow_link,
-        **{name: getattr(arguments, name) for name in ("batch", "pause", "by_layer", "stragglers", "freeze")},
+        **{name: getattr(arguments, name) for name in ("batch", "gpus", "pause", "by_layer", "stragglers", "freeze")},
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
         **facts("ddp.py", argv, {"dmltrain": installed("dmltrain"), "torch": installed("torch")}),
     }

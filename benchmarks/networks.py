@@ -5,8 +5,8 @@
 
 dmltrain-launch trains each network on random images: on one host with 1, 2, 4, ... devices, then with all of them on 2,
 4, ... hosts with dist_sync, as many servers as hosts. NETWORK:BATCH:SIZE has the batch of one device, and the height
-and width of the images. `--gpu_count 0` uses the CPU. Without --worker_file all workers run on this machine. The table
-has images/s of all workers, from their batch lines without the first, which warms up.
+and width of the images. `--gpu_count 0` uses the CPU; `--gpus 0,2` names GPUs. Without --worker_file all workers run on
+this machine. The table has images/s of all workers, from their batch lines without the first, which warms up.
 """
 
 from __future__ import annotations
@@ -59,11 +59,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--worker-file", "--worker_file", metavar="FILE", help="hosts, one a line")
     parser.add_argument("--worker-count", "--worker_count", type=int, default=1, metavar="N")
     parser.add_argument("--gpu-count", "--gpu_count", type=int, default=0, metavar="N", help="of each worker; 0: CPU")
+    parser.add_argument("--gpus", metavar="I,J", help="of each worker, by number, in place of --gpu-count")
     parser.add_argument("--disp-batches", type=int, default=10, metavar="N", help="steps that are timed at once")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--log-dir", metavar="FOLDER", help="keep the logs of all jobs here")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     arguments = parser.parse_args(argv)
+    arguments.gpus = arguments.gpus.split(",") if arguments.gpus else list(map(str, range(arguments.gpu_count)))
+    arguments.gpu_count = max(arguments.gpu_count, len(arguments.gpus))
+    if not all(map(str.isdecimal, arguments.gpus)) or len(arguments.gpus) != arguments.gpu_count:
+        parser.error("--gpus: expected numbers of GPUs, such as 0,1, as many as --gpu-count where that is given")
     if arguments.worker_count < 1 or arguments.gpu_count < 0:
         parser.error("--worker-count must be at least 1, --gpu-count at least 0")
     return arguments
@@ -88,7 +93,7 @@ def command(made: Network, workers: int, devices: int, arguments: argparse.Names
     program += ["--num-examples", str(examples), "--num-epochs", "1", "--batch-size", str(batch)]
     program += ["--disp-batches", str(arguments.disp_batches), "--backend", arguments.backend]
     program += ["--kv-store", "dist_sync" if workers > 1 else "device"]
-    program += ["--gpus", ",".join(map(str, range(devices)))] if arguments.gpu_count else []
+    program += ["--gpus", ",".join(arguments.gpus[:devices])] if arguments.gpus else []
     servers = str(workers if workers > 1 else 0)
     launch = [
         sys.executable,

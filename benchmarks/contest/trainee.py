@@ -28,7 +28,7 @@ from contest.loop import PIPE_VARIABLE, receive
 from contest.lossy import parameters
 from contest.training_systems import STALENESS, SYSTEMS, System
 from contest.unequal import Unequal
-from dmltrain.backends.torch import plain_step
+from dmltrain.backends.torch import devices, plain_step
 from dmltrain.backends.torch.distributed import connect
 from dmltrain.kvstore.choices import ExchangeChoices
 
@@ -51,13 +51,14 @@ class Peer(Protocol):
 
 
 class Ddp:
-    """DistributedDataParallel. Statistics of batch norms stay each worker's own, as with dmltrain."""
+    """DistributedDataParallel over gloo or dmltrain, or NCCL where each worker has its `own_gpu`. Statistics of batch
+    norms stay each worker's own, as with dmltrain."""
 
-    def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
+    def __init__(self, module: torch.nn.Module, system: System, batch: int, own_gpu: bool) -> None:
         _choose_interface()
         if system.group == "dmltrain":
             import dmltrain.torch  # which registers its backend
-        torch.distributed.init_process_group(system.group)
+        torch.distributed.init_process_group("nccl" if own_gpu and system.group == "gloo" else system.group)
         self.rank = torch.distributed.get_rank()
         self.model = DistributedDataParallel(module, broadcast_buffers=False)
         self.optimizer = sgd(module)
@@ -85,7 +86,7 @@ class Ddp:
 class Dmltrain:
     """`connect`, which `dmltrain.distribute` calls."""
 
-    def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
+    def __init__(self, module: torch.nn.Module, system: System, batch: int, own_gpu: bool) -> None:
         staleness = STALENESS if system.kvstore == "dist_ssp" else None
         shares = "links" if system.links else None
         self.store = dmltrain.kvstore.create(system.kvstore, staleness=staleness, server_shares=shares)
@@ -127,8 +128,15 @@ class Training:
         self.peer, self.unequal, self.step = peer, unequal, 0
         self.trained = 0.0  # seconds of all turns before this one
         draw = torch.Generator().manual_seed(1000 + peer.rank)
+        self.device = device = next(made.module.parameters()).device
         self.batches = [
-            (torch.randn(batch, *made.sample, generator=draw), torch.randint(made.classes, (batch,), generator=draw))
+            tuple(
+                each.to(device)
+                for each in (
+                    torch.randn(batch, *made.sample, generator=draw),
+                    torch.randint(made.classes, (batch,), generator=draw),
+                )
+            )
             for _ in range(BATCHES)
         ]
 
@@ -140,6 +148,7 @@ class Training:
             self.unequal.sleep(self.step, self.trained + passed)
             self.take()
         self.peer.settle()
+        devices.wait(self.device)
         made, passed = self.step - first, time.perf_counter() - begun
         self.trained += passed
         return made, passed / made, (time.process_time() - worked) / made
@@ -156,7 +165,7 @@ class Training:
         """Of all weights."""
         found = hashlib.sha256()
         for parameter in self.peer.model.parameters():
-            found.update(parameter.detach().numpy().tobytes())
+            found.update(parameter.detach().cpu().numpy().tobytes())
         return found.hexdigest()[:16]
 
 
@@ -176,6 +185,14 @@ def serve(training: Training) -> None:
     training.peer.close()
 
 
+def _device(gpus: str | None) -> tuple[torch.device, bool]:
+    """This worker's, and whether each worker has a GPU of its own."""
+    if gpus is None:
+        return torch.device("cpu"), False
+    names, number = gpus.split(","), int(os.environ["LOCAL_RANK"])
+    return devices.find(f"gpu:{names[number % len(names)]}"), len(names) >= int(os.environ["WORLD_SIZE"])
+
+
 def main() -> None:
     """Run one worker of the job."""
     parser = argparse.ArgumentParser()
@@ -186,9 +203,12 @@ def main() -> None:
     parser.add_argument("--stragglers", type=float, nargs=2, default=(0.0, 1.0))
     parser.add_argument("--freeze", type=float, nargs=2, default=None)
     parser.add_argument("--by-layer", type=float, default=0.0)
+    parser.add_argument("--gpus")
     arguments = parser.parse_args()
     system = SYSTEMS[arguments.mode]
     made = networks.make(arguments.network, arguments.by_layer)
-    peer: Peer = (Ddp if system.group else Dmltrain)(made.module, system, arguments.batch)
+    device, is_own = _device(arguments.gpus)
+    made.module.to(device)
+    peer: Peer = (Ddp if system.group else Dmltrain)(made.module, system, arguments.batch, is_own)
     unequal = Unequal(peer.rank, arguments.pause, *arguments.stragglers, arguments.freeze)
     serve(Training(peer, made, arguments.batch, unequal))

@@ -185,6 +185,10 @@ class KVStore:
         caller may write to it, except between a push from it and the return of the key's next pull."""
         raise NotImplementedError
 
+    def shares(self, array: Array) -> bool:
+        """Whether the array of `buffers` is memory that servers on this host read."""
+        return False
+
     def pushpull(
         self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
     ) -> Handle:

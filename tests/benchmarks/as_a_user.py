@@ -29,13 +29,13 @@ def run(line: str, *more: object, timeout: float = 250, **environ: str) -> subpr
     )
 
 
-def called(line: str, *more: object, **environ: str) -> subprocess.CompletedProcess[str]:
+def called(line: str, *more: object, backend: str = "torch", **environ: str) -> subprocess.CompletedProcess[str]:
     """What `run` returns, without a new interpreter: for benchmarks that start programs of their own and change nothing
-    of this process."""
+    of this process. Training programs are forked with the framework of `backend`."""
     name, *words = [*line.split(), *map(str, more)]
     output, errors = io.StringIO(), io.StringIO()
     with mock.patch.object(sys, "argv", [name, *words]), mock.patch.dict(os.environ, environ), among_benchmarks():
-        importlib.import_module("report").INTERPRETER[:] = forked("")[:-1]  # up to the program
+        importlib.import_module("report").INTERPRETER[:] = forked("", backend=backend)[:-1]  # up to the program
         main = importlib.import_module(name.removesuffix(".py")).main
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:

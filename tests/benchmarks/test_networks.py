@@ -19,6 +19,9 @@ def test_hosts_and_devices_are_doubled_as_in_mxnets_benchmark():
         "--kv-store dist_sync --gpus 0,1",
     ):
         assert essential in line
+    arguments = module.parse(["--networks", "lenet:4:28", "--gpus", "1,3"])
+    assert module.cells(arguments) == [(1, 1), (1, 2)]
+    assert "--gpus 1 " in " ".join(module.command(arguments.networks[0], 1, 1, arguments, "logs")) + " "
 
 
 @pytest.mark.thorough

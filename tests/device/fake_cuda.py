@@ -79,6 +79,8 @@ def _loaded() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library()))
     loaded.fake_cuda_take_races.restype = ctypes.c_char_p
     loaded.fake_cuda_count.restype = ctypes.c_long
+    loaded.fake_cuda_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+    loaded.fake_cuda_unregister.argtypes = [ctypes.c_void_p]
     return loaded
 
 
@@ -99,6 +101,10 @@ def install() -> None:
     cuda.synchronize = lambda device=None: _loaded().fake_cuda_synchronize(_index(device))
     cuda.memory_allocated = lambda device=None: counted("device bytes")
     cuda.max_memory_allocated = lambda device=None: counted("most device bytes")
+    cuda.reset_peak_memory_stats = cuda.empty_cache = lambda device=None: None
+    cuda.cudart = lambda: SimpleNamespace(
+        cudaHostRegister=_loaded().fake_cuda_register, cudaHostUnregister=_loaded().fake_cuda_unregister
+    )
     cuda.default_generators = tuple(torch.Generator() for _ in range(DEVICES))
     cuda.current_stream = accelerator.current_stream
     cuda.Stream = lambda device="cuda", priority=0: torch.Stream(device=device)
@@ -117,8 +123,9 @@ def _index(device: object) -> int:
 
 
 def counted(what: str) -> int:
-    """What has happened in this process so far: `kernels`, `copies to the host`, `blocking copies to the host`, the
-    same `to the device`; `device bytes`, and the `most` of them."""
+    """What has happened in this process so far: `kernels`, `synchronisations`, `copies to the host`, `blocking copies
+    to the host` and `bytes to the host`, the same `to the device`; `copies on other streams` than the first; `device
+    bytes`, and the `most` of them."""
     return _loaded().fake_cuda_count(what.encode())
 
 

@@ -17,6 +17,7 @@ from dmltrain.kvstore import codec
 from dmltrain.options import parse
 from tests import image_records
 from tests.backends.trainers import MLP, SMALL, batch, torch_trainer
+from tests.connected import connected
 from tests.device import fake_cuda
 from tests.kvstore.whole_job import WholeJob
 
@@ -102,7 +103,14 @@ STEPS = 3
 LINES = {  # of jobs whose results do not depend on times: kvstore -> workers, options
     "dist_sync": (
         2,
-        *("", "--optimizer adam", "--update-on-kvstore 1 --optimizer adam", "--dtype bfloat16", "--dtype float16"),
+        *(
+            "",
+            "--optimizer adam",
+            "--update-on-kvstore 1 --optimizer adam",
+            "--dtype bfloat16",
+            "--dtype float16",
+            "--factors auto",
+        ),
         *(f"--gc-type {name}" for name in codec.TYPES if name != "none"),
     ),
     "dist_async": (1, "", "--gc-type int8"),
@@ -122,9 +130,14 @@ def trained(store, line, network):
 
 
 def of_job(kind, workers, line, network=SMALL):
+    return in_a_job(kind, workers, lambda store: trained(store, line, network))
+
+
+def in_a_job(kind, workers, call):
+    """What `call(store)` returns for each worker."""
     job = WholeJob(kind, workers=workers, servers=1, make_step=SliceOptimizer)
     try:
-        found = job.all(lambda store: trained(store, line, network))
+        found = job.all(call)
         job.all(lambda store: store.close())
         assert job.ended() == ["", ""]
         return found
@@ -143,6 +156,35 @@ def test_a_job_has_the_cpus_weights(kind, workers, line):
     expected = of_job(kind, workers, line)
     found = of_job(kind, workers, f"{line} --gpus 0")
     assert all(same(*each) for each in zip(found, expected, strict=True))
+
+
+def test_results_come_after_what_a_script_has_read_of_its_own_gradients():
+    def one(store):
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = connected(model, torch.optim.SGD(model.parameters(), 0.1), store, step_early=True)
+        model(torch.ones(4, 8, device="cuda")).sum().backward()
+        norms = [parameter.grad.norm() for parameter in model.parameters()]
+        optimizer.reduce_gradients()
+        return [float(norm) for norm in norms]
+
+    first, other = in_a_job("dist_sync", 2, one)
+    assert first == other == pytest.approx([4 * 8, 4 * 8**0.5])
+
+
+def test_gradients_that_are_forgotten_while_they_are_copied_are_not_sent():
+    def stepped(store, forgotten):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = connected(model, torch.optim.SGD(model.parameters(), 0.1), store, step_early=True)
+        for factor in (3.0, 1.0) if forgotten else (1.0,):
+            optimizer._exchange.gradients.forget()
+            optimizer.zero_grad()
+            (factor * model(torch.ones(4, 8, device="cuda"))).sum().backward()
+        optimizer.step()
+        return model.weight.detach().cpu()
+
+    for found, expected in in_a_job("dist_sync", 2, lambda store: (stepped(store, True), stepped(store, False))):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("line", ["", "--dtype float16"])

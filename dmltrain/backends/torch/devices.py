@@ -60,6 +60,14 @@ def names(devices: Sequence[torch.device]) -> list[str]:
     return sorted({_module(device).get_device_name(device) for device in gpus(devices)})
 
 
+def driver() -> Any:
+    """The functions of CUDA's or ROCm's runtime; None where torch has neither."""
+    try:
+        return torch.cuda.cudart() if torch.cuda.is_available() else None
+    except (AttributeError, RuntimeError, AssertionError):
+        return None
+
+
 def _module(device: torch.device) -> Any:
     return torch.get_device_module(device)
 

@@ -16,6 +16,7 @@ from dmltrain.backends.torch import devices
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.average import average_of
+from dmltrain.backends.torch.copies import SampleBuffers
 from dmltrain.backends.torch.recipe import Objective
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
@@ -34,7 +35,9 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         normalisation: Normalisation | None,
         saved: Mapping[str, torch.Tensor] | None,
     ) -> None:
-        super().__init__(network, list(map(devices.find, settings.device_names)), normalisation, settings.top_k)
+        own = list(map(devices.find, settings.device_names))
+        self._buffers = {device: SampleBuffers(device) for device in devices.gpus(own)}
+        super().__init__(network, own, normalisation, settings.top_k)
         self._dtype, self._loss = getattr(torch, settings.dtype), Objective(settings)
         self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
@@ -60,7 +63,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
 
     def place(self, array: Array, device: torch.device) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+        return self._buffers[device].place(tensor) if device in self._buffers else tensor
 
     def place_images(self, images: Array, device: torch.device) -> torch.Tensor:
         return self.place(images, device).contiguous(memory_format=self._layout)

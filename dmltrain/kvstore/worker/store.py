@@ -67,6 +67,7 @@ class DistKVStore(KVStore):
         self._transfers = Transfers(member, self._entries, sharing.arena, seconds, flat_keys=not self.elastic)
         self._gathering = Gathering(member, self._entries, self._transfers, self.rank)
         self._broadcast = Broadcast(member, self._entries, self._transfers.pull, self.rank, seconds)
+        self._arena = sharing.arena
         self._states = States(member, self._entries, self._transfers.all_reduce)
         self._limits = Limits(self, environment, member, self._entries)
         timer = StepTimer() if environment.reports_steps else None
@@ -158,6 +159,9 @@ class DistKVStore(KVStore):
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
+
+    def shares(self, array: Array) -> bool:
+        return self._arena is not None and self._arena.offset_of(array) is not None
 
     def init_gathered(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
         if not self.kvstore_type.synchronous:

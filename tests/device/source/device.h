@@ -29,6 +29,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index(device)), number);
     }
 
+    static bool is_beside(DeviceIndex device) { return current_streams[device] != 0; }
+
     DeviceType type() const override { return DeviceType::CUDA; }
     DeviceIndex deviceCount() const noexcept override { return DEVICES; }
     Device getDevice() const override { return Device(DeviceType::CUDA, current_device); }
@@ -59,10 +61,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     void synchronizeStream(const Stream& stream) const override {
         Locked locked;
+        count("synchronisations");
         host_waits(Clock(order().streams[key(stream)]));
     }
     void synchronizeDevice(const DeviceIndex device) const override {
         Locked locked;
+        count("synchronisations");
         Clock all;
         for (auto& [key, clock] : order().streams)
             if (DeviceIndex(key >> 32) == device) merge(all, clock);
@@ -82,11 +86,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     bool queryEvent(void* event) const override {
         Locked locked;
         if (event && ((Event*)event)->asked++ < UNREADY_ANSWERS) return false;
-        synchronizeEvent(event);
+        if (event) host_waits(((Event*)event)->clock);
         return true;
     }
     void synchronizeEvent(void* event) const override {
         Locked locked;
+        count("synchronisations");
         if (event) host_waits(((Event*)event)->clock);
     }
     double elapsedTime(void*, void*, const DeviceIndex) const override { return 1.0; }

@@ -43,6 +43,11 @@ inline Block* find(Blocks& blocks, const void* place) {
     return (char*)place < block.start + std::max<size_t>(block.bytes, 1) ? &block : nullptr;
 }
 
+inline bool overlaps(Blocks& blocks, char* start, size_t bytes) {
+    auto next = blocks.lower_bound(start);
+    return find(blocks, start) || (next != blocks.end() && next->first < start + bytes);
+}
+
 inline Block& make_block(Blocks& blocks, size_t bytes) {
     size_t mapped = (bytes + PAGE) / PAGE * PAGE;
     void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

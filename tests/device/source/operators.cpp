@@ -109,6 +109,7 @@ void copy_values(const Tensor& to, const Tensor& from) {
 // As in torch, the source's stream waits for the destination's before the copy, and the other way after it.
 void copy_on_devices(const Tensor& to, const Tensor& from) {
     Locked locked;
+    count("kernels");
     StreamKey source = key_now(from.device().index()), target = key_now(to.device().index());
     if (source != target) merge(order().streams[source], order().streams[target]);
     uint64_t number = begin_operation(source);
@@ -120,6 +121,7 @@ void copy_on_devices(const Tensor& to, const Tensor& from) {
 
 void copy_bytes_to_device(StreamKey stream, uint64_t number, char* device, char* host, size_t bytes, bool waits) {
     count("copies to the device");
+    count("bytes to the device", bytes);
     memcpy(device, host, bytes);
     if (waits) {
         count("blocking copies to the device");
@@ -131,6 +133,7 @@ void copy_bytes_to_device(StreamKey stream, uint64_t number, char* device, char*
 
 void copy_bytes_to_host(StreamKey stream, uint64_t number, char* device, char* host, size_t bytes, bool waits) {
     count("copies to the host");
+    count("bytes to the host", bytes);
     if (waits || !is_pinned(host)) {
         count("blocking copies to the host");
         host_waits(Clock(order().streams[stream]));
@@ -151,6 +154,7 @@ void copy_bytes(const Tensor& to, const Tensor& from, bool waits) {
     char* host = (char*)(to.is_cuda() ? from : to).data_ptr();
     if (is_pinned(host)) note_host_use(stream, host, to.nbytes(), !to.is_cuda());
     Opened opened(device.storage().data());
+    if (Guard::is_beside(device.device().index())) count("copies on other streams");
     auto copy = to.is_cuda() ? copy_bytes_to_device : copy_bytes_to_host;
     copy(stream, number, (char*)device.data_ptr(), host, to.nbytes(), waits);
 }
@@ -326,7 +330,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl("set_.source_Tensor", [](Tensor& tensor, const Tensor& source) -> Tensor& {
         return at::native::set_tensor_(tensor, source);
     });
-    for (const char* name : {"convolution", "convolution_backward"})  // torch would divide them into parts of CUDA's
+    // torch would divide them into parts of CUDA's, or into one for each tensor
+    for (const char* name : {"convolution", "convolution_backward", "_foreach_copy_"})
         library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
@@ -337,6 +342,18 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 extern "C" {
 
 void fake_cuda_synchronize(int device) { fake_cuda::guard.synchronizeDevice(device); }
+
+// cudaHostRegister and cudaHostUnregister: pinned memory that is not the allocator's. The answers are CUDA's.
+int fake_cuda_register(char* start, size_t bytes, unsigned) {
+    fake_cuda::Locked locked;
+    if (fake_cuda::overlaps(fake_cuda::pinned_blocks(), start, bytes)) return 712;
+    fake_cuda::pinned_blocks()[start] = fake_cuda::Block{start, bytes, bytes};
+    return 0;
+}
+int fake_cuda_unregister(char* start) {
+    fake_cuda::Locked locked;
+    return fake_cuda::pinned_blocks().erase(start) ? 0 : 713;
+}
 
 // The races since the last call, one a line.
 const char* fake_cuda_take_races() {

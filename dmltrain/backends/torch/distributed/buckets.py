@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, Results
+from dmltrain.backends.torch import copies
+from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, PushedMemory, Results, copy_all
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.base import READ, Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
 CHANGED = (
@@ -36,22 +38,22 @@ class Bucket:
     names: list[str] = field(default_factory=list)  # of the parameters, in the model
     pushed: bool = False
     stepped: bool = False  # step() was called, and its result is not in the weights yet
+    elements: int = field(init=False)
+    on_gpu: bool = field(init=False)
     gradients: torch.Tensor = field(init=False)  # (elements,)
     places: Places = field(init=False)
     weights: FlatWeights = field(init=False)
     views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
-    _host: torch.Tensor = field(init=False)
+    unused: torch.Event | None = None  # after it nothing that computes before the next step uses the gradients
+    host: PushedMemory = field(init=False)
     _results: Results = field(init=False)
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.elements, self.on_gpu = sum(map(torch.Tensor.numel, self.parameters)), self.device.type != "cpu"
         self.places = Places(self.parameters)
         self.weights = FlatWeights(self.parameters, self.places)
-
-    @property
-    def elements(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters)
 
     @property
     def device(self) -> torch.device:
@@ -59,17 +61,17 @@ class Bucket:
 
     def lay_out(self, memory: Array, keep: bool = False) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
-        and are copied to pinned memory before the push. Results arrive in the same pinned memory. With `keep` (see
-        KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate pinned memory."""
-        self._host = torch.from_numpy(memory)
-        if self.device.type != "cpu":
-            self._host = torch.empty_like(self._host, pin_memory=True)
-        arriving = self._host
-        if keep and self.device.type != "cpu":
-            arriving = torch.empty_like(self._host, pin_memory=True)
-        self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
+        and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
+        memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
+        pinned memory."""
+        host = torch.from_numpy(memory)
+        if self.on_gpu and not host.is_pinned():
+            host = torch.empty_like(host, pin_memory=True)
+        arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
+        self.host = PushedMemory(host)
+        self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
         self.views = self.places.cut(self.gradients)
-        self._results = Results(self.gradients, arriving, self.places, on_cpu=self.device.type == "cpu")
+        self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
 
     @property
     def ready(self) -> bool:
@@ -88,6 +90,9 @@ class Bucket:
         """Start a new step, without gradients."""
         self._seen.clear()
         self.pushed = self.stepped = False
+        self.unused = None
+        if self.on_gpu:
+            self.host.forget(self.device)
 
     def accumulate(self) -> None:
         """The gradients are not complete: a later backward adds to them."""
@@ -117,23 +122,37 @@ class Bucket:
     def fill(self) -> None:
         """Copy all gradients into the bucket. The parameters' own gradients are not changed."""
         with torch.no_grad():
-            for view, parameter in zip(self.views, self.parameters, strict=True):
-                copy_gradient(view, parameter.grad)
+            copy_gradients(self.views, [parameter.grad for parameter in self.parameters])
 
     def _collect(self, index: int, parameter: torch.nn.Parameter) -> None:
         view = self.views[index]
         self._check_place(index, parameter)
+        self._seen.add(index)
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise UserError(f"sparse gradients cannot be sent during backward {EARLY}: train without these")
+        if self.on_gpu:
+            return  # `gather` takes all at once
         if parameter.grad is None:
             view.zero_()
-        elif parameter.grad.layout is not torch.strided:
-            raise UserError(f"sparse gradients cannot be sent during backward {EARLY}: train without these")
         elif parameter.grad.data_ptr() != view.data_ptr():
             view.copy_(parameter.grad.detach())  # after backward(create_graph=True) the gradient has a graph
         else:
-            self._seen.add(index)
             return
         parameter.grad = view
-        self._seen.add(index)
+
+    def gather(self) -> None:
+        """On a GPU, when the gradients are complete: take them into the bucket, with one kernel for all. The gradient
+        of a single parameter needs none: its memory becomes the bucket's."""
+        if not self.on_gpu:
+            return
+        first = self.parameters[0].grad
+        if len(self.parameters) == 1 and first is not None and self.places.are_of(first, self.gradients.dtype):
+            self.gradients = first.as_strided((self.elements,), (1,))
+            self.views = [first]
+        else:
+            self.fill()
+            for view, parameter in zip(self.views, self.parameters, strict=True):
+                parameter.grad = view
 
     def _check_place(self, index: int, parameter: torch.nn.Parameter) -> None:
         """Raise UserError if a parameter's gradient is no longer in the bucket's memory: `model.to()` also moves
@@ -153,27 +172,22 @@ class Bucket:
         elif weight != 1.0:
             self.gradients.mul_(weight)
 
+    def begin_copy(self) -> bool:
+        """Begin to copy complete gradients to the host. Returns whether that goes on after the call: on a GPU."""
+        self._version = self.gradients._version  # for `check_unchanged`
+        if self.on_gpu:
+            self.host.begin_copy(self.gradients)
+        return self.on_gpu
+
     def host_gradients(self) -> Array:
         """The flat gradients in host memory, which does not change until the key's next pull returns."""
-        if self._host is not self.gradients:
-            self._host.copy_(self.gradients)
-        return self._host.numpy()
+        if not self.host.has_begun:
+            self.begin_copy()
+        return self.host.complete()
 
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
-        gradients = self.host_gradients()
-        self.note_sent()
-        return store.pushpull(self.name, gradients, self._results.out, self.priority, wait=False)
-
-    def send_with(self, store: KVStore, key: str, values: Array) -> Handle:
-        """Like `send`, on a CPU, in one call with another key."""
-        gradients = self.host_gradients()
-        self.note_sent()
-        return store.pushpull([self.name, key], [gradients, values], READ, self.priority, wait=False)
-
-    def note_sent(self) -> None:
-        """Remember the version of the gradients that are pushed now, for `check_unchanged`."""
-        self._version = self.gradients._version
+        return store.pushpull(self.name, self.host_gradients(), self._results.out, self.priority, wait=False)
 
     def factor_to_mean(self, store: KVStore) -> float:
         """What `send` pulls, times this, is the mean."""
@@ -195,8 +209,12 @@ class Bucket:
                     raise UserError(REPLACED)
 
     def take_result(self, handle: Handle, factor: float) -> None:
-        """Set the gradients to what `send` has pulled, times `factor`."""
-        self._results.take(handle, factor)
+        """Set the parameters' gradients to what `send` has pulled, times `factor`."""
+        self.receive(handle, factor)
+
+    def receive(self, handle: Handle, factor: float) -> None:
+        """Set the bucket's memory to what `send` has pulled, times `factor`."""
+        self._results.take(self.gradients, handle, factor, self.unused)
 
     def result(self, handle: Handle, factor: float) -> list[torch.Tensor]:
         """What `send` has pulled, times `factor`, for each parameter. Read-only, and valid until the next `send`."""
@@ -213,8 +231,17 @@ class Bucket:
         must not be written; `copied` makes copies instead."""
         if not copied:
             return with_gradients(self.parameters, self.result(handle, factor))
-        self._results.take(handle, factor)
+        self.receive(handle, factor)
         return with_gradients(self.parameters, self.views)
+
+
+def note_last_use(buckets: Sequence[Bucket]) -> None:
+    """What has been asked for so far is all that uses the gradients before the next step."""
+    events = {
+        device: copies.computing(device).record_event() for device in {each.device for each in buckets if each.on_gpu}
+    }
+    for bucket in buckets:
+        bucket.unused = events.get(bucket.device)
 
 
 @contextlib.contextmanager
@@ -227,6 +254,20 @@ def with_gradients(parameters: list[torch.nn.Parameter], views: list[torch.Tenso
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+
+
+def copy_gradients(views: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
+    """Copy gradients to their places in a bucket, on a GPU with one kernel for all that are dense."""
+    dense = [(view, each.detach()) for view, each in zip(views, gradients, strict=True) if _is_dense(each)]
+    for view, gradient in zip(views, gradients, strict=True):
+        if not _is_dense(gradient):
+            copy_gradient(view, gradient)
+    apart = [(view, gradient) for view, gradient in dense if view.data_ptr() != gradient.data_ptr()]
+    copy_all([view for view, _ in apart], [gradient for _, gradient in apart])
+
+
+def _is_dense(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return gradient is not None and gradient.layout is torch.strided
 
 
 def copy_gradient(view: torch.Tensor, gradient: torch.Tensor | None) -> None:

@@ -51,6 +51,13 @@ class Exchange:
     def reduce_gradients(self) -> None:
         self.gradients.reduce()
 
+    def scale(self) -> float:
+        """See gradients.pushes.Destination."""
+        return 1.0
+
+    def took(self) -> None:
+        """See gradients.pushes.Destination."""
+
     def round(self, dealt: int, checksum: Array, then: Callable[[Array], None] | None = None) -> None:
         """Only an elastic job has rounds that workers must know."""
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket, with_gradients
+from dmltrain.backends.torch.distributed.flat import PushedMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
@@ -53,12 +54,10 @@ class FactoredBucket(Bucket):
         weights = self.weights.on_host()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
         self.weights.set(torch.from_numpy(weights))
+        self.host = PushedMemory(torch.empty(0, device="cpu"))  # nothing is copied to it
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
         self.views = self.places.cut(self.gradients)
         (self._marker,) = self.places.cut(self.gradients)  # another tensor of the same memory
-        self._note()
-
-    def _note(self) -> None:
         self._version = self.gradients._version
 
     @property
@@ -76,7 +75,7 @@ class FactoredBucket(Bucket):
     def begin(self) -> None:
         super().begin()
         self._filled = 0
-        self._note()
+        self._version = self.gradients._version
 
     def accumulate(self) -> None:
         """The rows of the next backward are added to those of this one."""
@@ -147,7 +146,7 @@ class FactoredBucket(Bucket):
         for parts in (parts for backward_number, parts in new if backward_number == number):
             self._add(parts)
         self.weight.grad = self._marker
-        self._note()
+        self._version = self.gradients._version
 
     def _add(self, parts: list[torch.Tensor]) -> None:
         count = len(parts[0])
@@ -160,6 +159,12 @@ class FactoredBucket(Bucket):
         for kept, part in zip(self._sent, parts, strict=True):
             kept[self._filled : self._filled + count] = part.cpu().numpy()
         self._filled += count
+
+    def gather(self) -> None:
+        """The factors are on the host already."""
+
+    def begin_copy(self) -> bool:
+        return False
 
     # -- all workers ----------------------------------------------------------------------------------------------
 
@@ -178,14 +183,14 @@ class FactoredBucket(Bucket):
 
     def take_result(self, handle: Handle, factor: float) -> None:
         """Set the weight's gradient to the sum over all workers times `factor`."""
-        self._multiply(handle, factor)
+        super().take_result(handle, factor)
         self.weight.grad = self.views[0]
 
     def result_in_place(self, handle: Handle, factor: float, copied: bool = False) -> AbstractContextManager[None]:
-        self._multiply(handle, factor)
+        self.receive(handle, factor)
         return with_gradients(self.parameters, self.views)
 
-    def _multiply(self, handle: Handle, factor: float) -> None:
+    def receive(self, handle: Handle, factor: float) -> None:
         outputs, inputs = (
             torch.from_numpy(values.reshape(-1, width)).to(self.device)
             for values, width in zip(handle.values, self.weight.shape, strict=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from dmltrain.backends.torch import copies
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle
@@ -31,6 +33,10 @@ class Places:
 
     def strides(self, index: int) -> tuple[int, ...]:
         return self._places[index][1]
+
+    def are_of(self, gradient: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether the gradient of the first parameter lies in its own memory as it would here, and may be written."""
+        return gradient.dtype == dtype and gradient.stride() == self.strides(0) and not gradient.requires_grad
 
     def hold(self, index: int, parameter: torch.nn.Parameter, view: torch.Tensor, memory: torch.Tensor) -> bool:
         """Whether the parameter still fits its place, and its `view` is still in the flat `memory`."""
@@ -59,13 +65,12 @@ class FlatWeights:
     def copy_to(self, flat: torch.Tensor) -> None:
         """Copy the weights to `flat` (elements,), on any device."""
         with torch.no_grad():
-            for view, parameter in zip(self._places.cut(flat), self._parameters, strict=True):
-                view.copy_(parameter)
+            copy_all(self._places.cut(flat), self._parameters)
 
     def set(self, flat: torch.Tensor) -> None:
+        """Copy `flat` (elements,), on any device, to the weights."""
         with torch.no_grad():
-            for view, parameter in zip(self._places.cut(flat), self._parameters, strict=True):
-                parameter.copy_(view)
+            copy_all(self._parameters, self._places.cut(flat.to(self._parameters[0].device)))
 
     def adopt(self) -> None:
         """Move the parameters into flat memory, so that weights can be pulled in place."""
@@ -92,15 +97,48 @@ class FlatWeights:
     def take(self) -> None:
         """Take the weights that have arrived in `pulled`."""
         if self._weights is not None and self._weights.device.type != "cpu":
-            self._weights.copy_(torch.from_numpy(self.pulled), non_blocking=True)
+            copies.to_device(torch.from_numpy(self.pulled), self._weights)
+
+
+class PushedMemory:
+    """The memory from which a bucket is pushed, (elements,): on a CPU that of its gradients, for a GPU pinned."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._copied: torch.Event | None = None  # None: no copy has begun
+
+    @property
+    def has_begun(self) -> bool:
+        return self._copied is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `complete` returns at once."""
+        return self._copied is None or self._copied.query()
+
+    def begin_copy(self, gradients: torch.Tensor) -> None:
+        self._copied = copies.to_host(gradients, self._memory)
+
+    def complete(self) -> Array:
+        """Wait for the copy that has begun, if one has."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        return self._memory.numpy()
+
+    def forget(self, device: torch.device) -> None:
+        """What is computed from now on may change the gradients of the copy, for which nobody waits any more."""
+        if self._copied is not None:
+            copies.computing(device).wait_event(self._copied)
+            self._copied = None
 
 
 class Results:
-    """The results of a bucket's pushes. They are read where the store has them, or for `gradients` (elements,) on a GPU
-    (not `on_cpu`) arrive in pinned `memory`."""
+    """The results of a bucket's pushes. They are read where the store has them, or for a GPU (not `on_cpu`) arrive in
+    pinned `memory`."""
 
-    def __init__(self, gradients: torch.Tensor, memory: torch.Tensor, places: Places, on_cpu: bool) -> None:
-        self.gradients, self._memory, self._places, self._on_cpu = gradients, memory, places, on_cpu
+    def __init__(self, memory: torch.Tensor, places: Places, on_cpu: bool) -> None:
+        self._memory, self._places, self._on_cpu = memory, places, on_cpu
         self._kept: dict[int, list[torch.Tensor]] = {}  # by address; see _views_of
 
     @property
@@ -108,15 +146,15 @@ class Results:
         """For `KVStore.pushpull`."""
         return READ if self._on_cpu else self._memory.numpy()
 
-    def take(self, handle: Handle, factor: float) -> None:
-        """Set the gradients to the result, times `factor`."""
+    def take(self, gradients: torch.Tensor, handle: Handle, factor: float, unused: torch.Event | None = None) -> None:
+        """Set the gradients (elements,) to the result, times `factor`. `unused`: see Bucket."""
         total = self._total(handle)
         if self._on_cpu:
-            torch.mul(_read_only(total), factor, out=self.gradients)
+            torch.mul(_read_only(total), factor, out=gradients)
         else:
-            self.gradients.copy_(torch.from_numpy(total), non_blocking=True)
+            copies.to_device(torch.from_numpy(total), gradients, unused)
             if factor != 1.0:
-                self.gradients.mul_(factor)
+                gradients.mul_(factor)
 
     def views(self, handle: Handle, factor: float) -> list[torch.Tensor] | None:
         """The result for each parameter where the store has it, read-only; None if it must be taken."""
@@ -135,6 +173,14 @@ class Results:
                 self._kept.clear()
             views = self._kept[address] = self._places.cut(_read_only(total))
         return views
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each source to its target: on a GPU with one kernel for all."""
+    if targets and targets[0].device.type != "cpu" and sources[0].device == targets[0].device:
+        return torch._foreach_copy_(list(targets), list(sources))
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:

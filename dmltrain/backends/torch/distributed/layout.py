@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from dmltrain.backends.torch import registered
 from dmltrain.backends.torch.distributed import same
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
@@ -45,12 +46,21 @@ def _declare(store: KVStore, buckets: list[Bucket], whole: bool, mean: bool) -> 
     """Declare the buckets' keys, and take worker 0's weights."""
     keys = [bucket.name for bucket in buckets]
     store.init(keys, [bucket.weights.on_host() for bucket in buckets], whole=whole, mean=mean)
-    for bucket, memory in zip(buckets, store.buffers(keys), strict=True):
-        bucket.lay_out(memory, store.keeps_gradients)
+    lay_out(store, buckets, keep=store.keeps_gradients)
     for bucket in buckets:
         weights = bucket.weights.on_host()
         store.pull(bucket.name, weights)
         bucket.weights.set(torch.from_numpy(weights))
+
+
+def lay_out(store: KVStore, buckets: Sequence[Bucket], keep: bool = False) -> None:
+    """Give each bucket memory from which its key is pushed: for a GPU registered with the driver if servers of this
+    host read it. `keep`: see Bucket.lay_out."""
+    memories = store.buffers([bucket.name for bucket in buckets])
+    of_gpus = [memory for bucket, memory in zip(buckets, memories, strict=True) if bucket.on_gpu]
+    registered.register([memory for memory in of_gpus if store.shares(memory)])
+    for bucket, memory in zip(buckets, memories, strict=True):
+        bucket.lay_out(memory, keep)
 
 
 def make_buckets(

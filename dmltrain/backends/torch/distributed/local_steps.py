@@ -105,11 +105,17 @@ class WeightAverages(Exchange):
     def _average(self) -> None:
         self._begin()
         with torch.no_grad():
-            sent = [(outer, outer.send(self.store)) for outer in self._outer]
+            sent = self._send_all()
             for outer, handle in sent:
                 handle.wait()
                 outer.take(handle, outer.bucket.factor_to_mean(self.store))
         self._steps_made = 0
+
+    def _send_all(self) -> list[tuple[OuterOptimizer, Handle]]:
+        """Push all parts; on a GPU all are copied to the host while the first ones are sent."""
+        for outer in self._outer:
+            outer.begin_copy()
+        return [(outer, outer.bucket.send(self.store)) for outer in self._outer]
 
     # -- rounds of an elastic job ---------------------------------------------------------------------------------
 
@@ -143,7 +149,7 @@ class WeightAverages(Exchange):
         self._begin()
         own = np.append(self.members.checksum, float(self._steps_made > 0))
         with torch.no_grad():
-            sent = [(outer, outer.send(self.store)) for outer in self._outer]
+            sent = self._send_all()
         total = self.store.pushpull(self.members.key, own, READ, wait=False)
         for handle in (*(handle for _, handle in sent), total):
             handle.wait()
@@ -259,16 +265,16 @@ class OuterOptimizer:
         """Copy the bucket's weights: the local steps begin."""
         self.bucket.weights.copy_to(self.start)
 
-    def send(self, store: KVStore) -> Handle:
-        """Push this worker's part of the outer gradient, and pull the sum over all workers. It uses the bucket's memory
+    def begin_copy(self) -> None:
+        """Compute this worker's part of the outer gradient, which the bucket then sends. It uses the bucket's memory
         for gradients, which is free: with local steps each gradient stays where backward puts it."""
         part = self.bucket.gradients
         self.bucket.weights.copy_to(part)
         torch.sub(self.start, part, out=part)
-        return self.bucket.send(store)
+        self.bucket.begin_copy()
 
     def take(self, handle: Handle, factor: float) -> None:
-        """Make the outer step with the result of `send`, times `factor`."""
+        """Make the outer step with the result of the push, times `factor`."""
         self.bucket.take_result(handle, factor)
         outer_step(self.start, self.bucket.gradients, self.momentum, self._settings)
         self.bucket.weights.set(self.start)

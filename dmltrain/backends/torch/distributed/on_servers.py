@@ -107,11 +107,11 @@ class StepsOnServers(Exchange):
         bucket.pushed = True
         if self.members.elastic:
             return self._push_in_view(bucket)
-        with torch.no_grad():
-            bucket.weigh(self._scale())
         rate = float(self.inner.param_groups[bucket.group]["lr"])
         self.store.push(bucket.name, bucket.host_gradients(), bucket.priority, rate)
-        bucket.note_sent()
+
+    def scale(self) -> float:
+        return 1.0 if self.members.elastic else self._scale()
 
     def is_under_way(self, bucket: Bucket) -> bool:
         return True  # servers make the step
@@ -163,9 +163,6 @@ class StepsOnServers(Exchange):
         self.gradients.settle()
         if not self._early:
             self._untouched.check_weights()
-        self._refresh()
-
-    def _refresh(self) -> None:
         self._pull()
         self.gradients.settle()
 
@@ -290,7 +287,8 @@ class StepsOnServers(Exchange):
         self.load_inner({name: item for name, item in state_dict.items() if name not in (SERVERS, ORDERS)})
         self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
         self.gradients.settle()
-        self._refresh()
+        self._pull()
+        self.gradients.settle()
 
 
 def _factor(kind: KVStoreType, workers: int) -> float:

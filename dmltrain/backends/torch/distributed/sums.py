@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
+from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket, note_last_use, with_gradients
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
 from dmltrain.backends.torch.distributed.gradients.pushes import PushedGradients
@@ -62,6 +62,7 @@ class GradientSums(Exchange):
         self._factors_to_mean = {bucket: bucket.factor_to_mean(store) if choices.average else 1.0 for bucket in buckets}
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         self._factor = 1.0  # of that step
+        self._arrived: list[Bucket] = []  # on a GPU; `took` makes their step
         self._is_reduced = False  # the gradients are those of the recognised round of an elastic job
         in_buckets = {parameter for bucket in buckets for parameter in bucket.parameters}
         self._frozen = [parameter for parameter in self.gradients.parameters() if parameter not in in_buckets]
@@ -96,10 +97,26 @@ class GradientSums(Exchange):
             return
         assert self._groups is not None  # _step_buckets sets `stepped` only if there are options for a step in parts
         bucket.check_unchanged()
+        if bucket.on_gpu:
+            bucket.receive(handle, factor)
+            self._arrived.append(bucket)
+            return
         options = self._groups[bucket.group]
         with bucket.result_in_place(handle, factor, copied=changes_gradients(options)):
             step_parameters(self.inner, options, bucket.parameters)
         bucket.begin()
+
+    def took(self) -> None:
+        """Step the buckets on GPUs whose results have arrived, those of a group with one call of the optimizer."""
+        arrived, self._arrived = self._arrived, []
+        for group in sorted({bucket.group for bucket in arrived}):
+            assert self._groups is not None  # as in `take`
+            own = [bucket for bucket in arrived if bucket.group == group]
+            parameters = [parameter for bucket in own for parameter in bucket.parameters]
+            with with_gradients(parameters, [view for bucket in own for view in bucket.views]):
+                step_parameters(self.inner, self._groups[group], parameters)
+        for bucket in arrived:
+            bucket.begin()
 
     def _push_all(self) -> None:
         if any(parameter.grad is not None for parameter in self._frozen):
@@ -153,6 +170,7 @@ class GradientSums(Exchange):
             for bucket in self.gradients.buckets:
                 bucket.begin()
             return
+        note_last_use(self.gradients.buckets)
         for bucket in self.gradients.buckets:
             bucket.stepped = True
         if not self.gradients.defers:

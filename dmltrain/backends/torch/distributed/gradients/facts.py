@@ -68,7 +68,8 @@ class FactsExchange:
         if bucket is None or bucket.device.type != "cpu":
             self._handle = self._store.pushpull(self._key, values, READ, wait=False)
             return bucket.send(self._store) if bucket else None
-        self._handle = bucket.send_with(self._store, self._key, values)
+        pushed = [bucket.host_gradients(), values]
+        self._handle = self._store.pushpull([bucket.name, self._key], pushed, READ, bucket.priority, wait=False)
         return self._handle
 
     def receive(self) -> RoundFacts:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.layout import check_trainable, split, wire_type
+from dmltrain.backends.torch.distributed.layout import check_trainable, lay_out, split, wire_type
 from dmltrain.kvstore.base import Handle, KVStore
 
 TensorKind = tuple[torch.dtype, torch.Size, torch.device]
@@ -52,8 +52,8 @@ class ParameterBuckets:
         keys = [bucket.name for bucket in buckets]
         values = [np.zeros(bucket.elements, wire_type(bucket.parameters[0].dtype)) for bucket in buckets]
         self._store.init(keys, values, mean=self._average)
-        for bucket, memory in zip(buckets, self._store.buffers(keys), strict=True):
-            bucket.lay_out(memory)
+        lay_out(self._store, buckets)
+        for bucket in buckets:
             self._kinds[bucket] = [_kind(parameter) for parameter in bucket.parameters]
             self._factor[bucket] = bucket.factor_to_mean(self._store) if self._average else 1.0
             for place, number in enumerate(self.numbers(bucket)):

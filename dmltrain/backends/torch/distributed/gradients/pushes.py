@@ -13,6 +13,7 @@ A bucket is pending from its push (with the optimizer on the servers: from its p
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -31,6 +32,9 @@ from dmltrain.kvstore.choices import ExchangeChoices
 class Destination(Protocol):
     """What an exchange does with a bucket whose gradients are complete."""
 
+    def scale(self) -> float:
+        """What gradients are multiplied by before the push."""
+
     def push(self, bucket: Bucket) -> None:
         """Send the gradients."""
 
@@ -39,6 +43,9 @@ class Destination(Protocol):
 
     def take(self, bucket: Bucket, handle: Handle) -> None:
         """The result of `bucket` has arrived."""
+
+    def took(self) -> None:
+        """All results that have arrived were taken."""
 
 
 class PushedGradients(OwnGradients):
@@ -56,6 +63,7 @@ class PushedGradients(OwnGradients):
     ) -> None:
         super().__init__(optimizer, buckets)
         self.pending: dict[Bucket, Handle] = {}  # in the order of the requests
+        self._copying: deque[Bucket] = deque()  # from a GPU to the host; they are sent when they are there
         self._destination, self._uses = destination, uses
         self._overlap, self._early, self._accumulating = choices.overlap, choices.step_early, False
         self._shared = tuple(model.buffers()) if choices.broadcast_buffers else ()  # at each step, from worker 0
@@ -86,6 +94,7 @@ class PushedGradients(OwnGradients):
 
     def _drop(self) -> None:
         """Discard the gradients that were sent. Raises UserError if their results are already under way."""
+        self._send_copied(wait=True)
         for bucket in self.buckets:
             if bucket.pushed and not bucket.stepped:
                 if self._destination.is_under_way(bucket):
@@ -116,6 +125,7 @@ class PushedGradients(OwnGradients):
             if not bucket.pushed:
                 self._complete(bucket)
                 self._push_first(bucket)
+        self._send_copied(wait=True)
 
     def _complete(self, bucket: Bucket) -> None:
         """Before the push: complete the gradients that backward has not produced."""
@@ -163,8 +173,21 @@ class PushedGradients(OwnGradients):
 
     def _push_first(self, bucket: Bucket) -> None:
         with torch.no_grad():
+            if self._early:
+                bucket.gather()
             bucket.weigh(self.weight)
-        self._destination.push(bucket)
+            bucket.weigh(self._destination.scale())
+        if bucket.begin_copy():
+            bucket.pushed = True
+            self._copying.append(bucket)
+        else:
+            self._destination.push(bucket)
+        self._send_copied(wait=False)
+
+    def _send_copied(self, wait: bool) -> None:
+        """Send the gradients that are on the host by now, or `wait` for all."""
+        while self._copying and (wait or self._copying[0].host.is_complete):
+            self._destination.push(self._copying.popleft())
 
     def share_buffers(self, store: KVStore) -> None:
         """With broadcast_buffers: give all workers worker 0's buffers."""
@@ -183,6 +206,7 @@ class PushedGradients(OwnGradients):
             bucket = self._arrived(remaining) or remaining[0]
             remaining.remove(bucket)
             self._finish(bucket)
+        self._took()
 
     def _before_read(self, bucket: Bucket) -> None:
         """The model's forward is about to read weights of `bucket`."""
@@ -196,6 +220,10 @@ class PushedGradients(OwnGradients):
             others.remove(other)
             self._finish(other)
         self._finish(bucket)
+        if bucket.on_gpu:  # one kernel steps all that have arrived
+            for other in [other for other in others if arrived(self.pending[other])]:
+                self._finish(other)
+        self._took()
 
     def _arrived(self, buckets: list[Bucket]) -> Bucket | None:
         return next((bucket for bucket in buckets if arrived(self.pending[bucket])), None)
@@ -207,9 +235,14 @@ class PushedGradients(OwnGradients):
         with torch.inference_mode(False):  # an evaluation may call this, but the optimizer's state is for training
             self._destination.take(bucket, handle)
 
+    def _took(self) -> None:
+        with torch.inference_mode(False):
+            self._destination.took()
+
     def forget(self) -> None:
         """Forget what was sent, and all gradients."""
         self.pending.clear()
+        self._copying.clear()
         for bucket in self.buckets:
             bucket.begin()
 

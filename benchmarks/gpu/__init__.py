@@ -1,0 +1,1 @@
+"""The stages of first_minutes.py."""

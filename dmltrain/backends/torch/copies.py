@@ -1,0 +1,85 @@
+"""Copies between a GPU and the host, on streams of their own: they go on while the GPU computes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class CopyStreams:
+    """Of one GPU: gradients to the host, results to the GPU, and samples to the GPU."""
+
+    out: torch.Stream
+    into: torch.Stream
+    samples: torch.Stream
+
+
+@functools.cache
+def streams(device: torch.device) -> CopyStreams:
+    return CopyStreams(*(torch.Stream(device=device) for _ in range(3)))
+
+
+def computing(device: torch.device) -> torch.Stream:
+    """The stream on which this thread computes."""
+    return torch.accelerator.current_stream(device)
+
+
+def to_host(source: torch.Tensor, target: torch.Tensor) -> torch.Event:
+    """Copy `source` to pinned memory once it is computed. The source must stay until the event, which is when `target`
+    has the values."""
+    out = streams(source.device).out
+    out.wait_stream(computing(source.device))
+    with out:
+        target.copy_(source, non_blocking=True)
+    return out.record_event()
+
+
+def to_device(source: torch.Tensor, target: torch.Tensor, free: torch.Event | None = None) -> None:
+    """Copy `source` from pinned memory; what is computed from now on sees the values. `free`: the target has no use
+    after this event; None: after what has been asked for so far."""
+    into, now = streams(target.device).into, computing(target.device)
+    if free is None:
+        into.wait_stream(now)
+    else:
+        into.wait_event(free)
+    with into:
+        target.copy_(source, non_blocking=True)
+    now.wait_stream(into)
+
+
+@dataclass
+class _Slot:
+    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))  # pinned, (bytes,)
+    copied: torch.Event | None = None  # after it the memory is free
+
+
+class SampleBuffers:
+    """Pinned memory for the samples of a GPU, which stays: while one batch is copied from a slot of it, the host writes
+    the next one to another."""
+
+    SLOTS = 4  # images and labels of two batches
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots = itertools.cycle([_Slot() for _ in range(self.SLOTS)])
+
+    def place(self, array: torch.Tensor) -> torch.Tensor:
+        """A copy on the GPU, with the same order in memory. It is made while the GPU computes what was asked for
+        before."""
+        slot, stream, now = next(self._slots), streams(self._device).samples, computing(self._device)
+        if slot.copied:
+            slot.copied.synchronize()
+        if slot.memory.numel() < array.nbytes:
+            slot.memory = torch.empty(array.nbytes, dtype=torch.uint8, pin_memory=True)
+        strides = torch.empty_like(array, device="meta").stride()
+        pinned = slot.memory[: array.nbytes].view(array.dtype).as_strided(array.size(), strides).copy_(array)
+        with stream:
+            placed = pinned.to(self._device, non_blocking=True)
+        slot.copied = stream.record_event()
+        now.wait_event(slot.copied)
+        placed.record_stream(now)
+        return placed

@@ -1,0 +1,119 @@
+"""What a step asks of a GPU, for each kvstore and codec: copies, bytes, waits, and kernels beside those of the network
+and the optimizer. Nothing more may come back."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dmltrain import kvstore
+from dmltrain.backends.torch import registered
+from dmltrain.backends.torch.distributed import layout
+from dmltrain.kvstore import codec
+from tests.backends.trainers import RESNET, batch, torch_trainer
+from tests.device import fake_cuda
+from tests.device.test_on_it import in_a_job, of_job, same
+
+COPIES = [f"{what} to the {place}" for place in ("host", "device") for what in ("copies", "blocking copies", "bytes")]
+COUNTED = ("kernels", "synchronisations", *COPIES, "copies on other streams")
+OF_SAMPLES = 2  # images and labels: copies, and waits for copies of batches long ago
+BUCKETS, SEVERAL = 11, 5  # of so few bytes; those of several parameters, whose gradients a kernel gathers
+KERNELS = {  # kvstore, options -> kernels beside those of training alone; servers step in place of the two of SGD
+    **{("dist_sync", f"--gc-type {name}"): SEVERAL for name in codec.TYPES},
+    ("dist_sync", "--update-on-kvstore 1"): SEVERAL - 2,
+    ("dist_async", ""): SEVERAL - 2,
+    ("dist_ssp", "--staleness 1"): SEVERAL - 2,
+    ("dist_local", "--local-steps 1"): 5 * BUCKETS,  # start, part, difference, step, weights
+}
+
+
+def of_a_step(store, line):
+    """The counts, and how many buckets were sent before backward ended, how many copies had begun when the first one
+    was, and whether all lie in the servers' sight."""
+    made, sent, begun = torch_trainer(RESNET, f"--gpus 0 {line}", store), [], []
+    gradients = made._optimizer._exchange.gradients
+    push, pushpull = gradients.push, store.pushpull
+
+    def noted_push():
+        sent.append(sum(bucket.pushed and bucket not in gradients._copying for bucket in gradients.buckets))
+        push()
+
+    def noted_pushpull(*arguments, **named):
+        begun.append(fake_cuda.counted("copies to the host"))
+        return pushpull(*arguments, **named)
+
+    gradients.push, store.pushpull = noted_push, noted_pushpull
+    images, labels = batch(RESNET)
+    for _ in range(4):  # the first ones get the buffers of samples
+        made.settle()
+        begun.clear()
+        before = [fake_cuda.counted(what) for what in COUNTED]
+        made.train_step(images, labels, len(labels), 0.05)
+        made.settle()
+    after = [fake_cuda.counted(what) for what in COUNTED]
+    found = {what: now - then for what, then, now in zip(COUNTED, before, after, strict=True)}
+    first = begun[0] - before[COUNTED.index("copies to the host")] if begun else 0
+    return (
+        found,
+        sent[-1] if sent else 0,
+        first,
+        all(store.shares(bucket.host.complete()) for bucket in gradients.buckets),
+    )
+
+
+@pytest.fixture(scope="module")
+def alone():
+    found, *_ = of_a_step(kvstore.create("local"), "")
+    assert all(found[what] == OF_SAMPLES for what in ("copies to the device", "synchronisations", COUNTED[-1]))
+    assert not any(found[what] for what in ("copies to the host", "blocking copies to the device"))
+    return found
+
+
+@pytest.mark.parametrize("kind, line", KERNELS)
+def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, alone, monkeypatch):
+    monkeypatch.setattr(layout, "BUCKET_BYTES", 1 << 14)
+    ((found, sent, begun, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line))
+    of_gradients = 4 * RESNET.num_parameters
+    assert {what: found[what] - alone[what] for what in COUNTED} == {
+        "kernels": KERNELS[kind, line],
+        "synchronisations": BUCKETS,  # each is the end of a copy, before the push
+        "copies to the host": BUCKETS,
+        "blocking copies to the host": 0,
+        "bytes to the host": of_gradients,
+        "copies to the device": BUCKETS,
+        "blocking copies to the device": 0,
+        "bytes to the device": of_gradients,
+        "copies on other streams": 2 * BUCKETS,
+    }
+    assert is_shared, "the GPU copies to where servers read"
+    assert begun == BUCKETS if kind == "dist_local" else 0 < sent < BUCKETS, "one goes on while others are sent"
+
+
+# -- memory that is registered with the driver ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [1, RuntimeError("not supported")])
+def test_without_registered_memory_the_weights_are_the_same(answer, monkeypatch):
+    def refuse(*_):
+        if isinstance(answer, int):
+            return answer
+        raise answer
+
+    expected = of_job("dist_sync", 2, "")
+    driver = SimpleNamespace(cudaHostRegister=refuse, cudaHostUnregister=refuse)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    assert all(same(*each) for each in zip(of_job("dist_sync", 2, "--gpus 0"), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "ranges, known, found",
+    [
+        ([(5000, 5100), (100, 200)], [], [(0, 8192)]),
+        ([(100, 4096), (8192, 8193)], [], [(0, 4096), (8192, 12288)]),
+        ([(0, 0)], [], []),
+        ([(0, 40960)], [(4096, 8192), (16384, 20480)], [(0, 4096), (8192, 16384), (20480, 40960)]),
+        ([(4096, 8192)], [(0, 40960)], []),
+    ],
+)
+def test_whole_pages_are_registered_once(ranges, known, found):
+    assert [part for each in registered.pages(ranges) for part in registered.missing(each, known)] == found
