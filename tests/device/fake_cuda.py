@@ -20,6 +20,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,10 +108,15 @@ def install() -> None:
     )
     cuda.default_generators = tuple(torch.Generator() for _ in range(DEVICES))
     cuda.current_stream = accelerator.current_stream
-    cuda.Stream = lambda device="cuda", priority=0: torch.Stream(device=device)
-    cuda.Event = lambda enable_timing=False, blocking=False, interprocess=False: torch.Event(device="cuda")
+    cuda.Stream = _type(lambda device="cuda", priority=0: torch.Stream(device=device))
+    cuda.Event = _type(lambda enable_timing=False, blocking=False, interprocess=False: torch.Event(device="cuda"))
     cuda.stream = lambda stream: stream  # torch.Stream is a context itself
     torch._C._cuda_getCurrentRawStream = lambda device: 0
+
+
+def _type(make: Callable[..., object]) -> type:
+    """A type, as torch expects one in these places, that makes another one's objects."""
+    return type("OfAnyDevice", (), {"__new__": lambda _, *arguments, **options: make(*arguments, **options)})
 
 
 def _index(device: object) -> int:

@@ -38,3 +38,19 @@ def test_an_elastic_job_on_it_loses_a_worker(start_job, tmp_path):
     """Its replay, also on it, has the same weights."""
     row = Row("1:after:pushpull:7:kill", options="--gpus 0", servers=1)
     Jobs(start_job, forker(FAKE_CUDA), tmp_path).run(row)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "right"),
+    [
+        ("torch_backend.py", ["collectives", "MEETING"], {"wrong": []}),
+        ("torch_backend.py", ["ddp", "MEETING"], {"same": True}),
+        ("torch_hooks.py", ["MEETING", "int8"], {"turn": 0, "coded": 2, "right": True, "kept": True, "same": True}),
+    ],
+)
+def test_torch_distributed_has_the_results_of_gloo_on_the_cpu(start_forked, tmp_path, program, words, right):
+    way = {"backend": FAKE_CUDA, "modules": ("torch._dynamo",), "env": {"TEST_DEVICE": "cuda"}}
+    words = [tmp_path / "meeting" if word == "MEETING" else word for word in words]
+    job = start_forked(ROOT / "tests/backends/programs" / program, *words, workers=2, servers=1, **way)
+    job.succeed()
+    assert all(right in job.results(rank) for rank in range(2)), job.results(0)

@@ -19,6 +19,7 @@ from dmltrain.base import env
 LARGE = 40_000  # elements: some pieces, of which the last has room
 # As between hosts, so that these take servers over TCP.
 process_group.sums.LEAST_WITHIN = process_group.sums.LEAST_BETWEEN
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of the tensors that go over dmltrain
 OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 
 
@@ -34,8 +35,8 @@ def sent():
 def random(*shape, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, 5, shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device(), dtype)
+    return torch.randint(0, 5, shape, generator=generator, device="cpu").to(torch.get_default_device(), dtype)
 
 
 def all_reduces():
@@ -45,14 +46,14 @@ def all_reduces():
         dtypes = (torch.int32, torch.uint8) if name.startswith("B") else (torch.float32, torch.float64, torch.bfloat16)
         for dtype in (*dtypes, torch.int64):
             for size in (1, 1000, LARGE):
-                own = random(size, dtype=dtype, seed=size)
-                right = own.clone()
+                right = random(size, dtype=dtype, seed=size)
+                own = right.clone().to(DEVICE)
                 dist.all_reduce(own, getattr(dist.ReduceOp, name))
                 dist.all_reduce(right, getattr(dist.ReduceOp, "SUM" if name == "AVG" else name), group=gloo)
                 if name == "AVG":
                     right = right.div(dist.get_world_size(), rounding_mode=None if dtype.is_floating_point else "trunc")
                 near = 5e-2 if dtype == torch.bfloat16 else 1e-5  # sums of three have other orders
-                if not torch.allclose(own.double(), right.double(), rtol=near, atol=near):
+                if not torch.allclose(own.cpu().double(), right.double(), rtol=near, atol=near):
                     wrong.append([name, str(dtype), size])
     return wrong
 
@@ -60,12 +61,13 @@ def all_reduces():
 def collectives():
     """Each collective gives what it gives in a group of gloo."""
     rank, size, wrong = dist.get_rank(), dist.get_world_size(), all_reduces()
-    groups = [None, dist.new_group(backend="gloo")]
+    gloo = dist.new_group(backend="gloo")
 
     def same(name, make):
         """`make(group)` -> tensors."""
-        own, right = (make(group) for group in groups)
-        if not all(torch.equal(*pair) for pair in zip(own, right, strict=True)):
+        with torch.device(DEVICE):
+            own = make(None)
+        if not all(torch.equal(one.cpu(), two) for one, two in zip(own, make(gloo), strict=True)):
             wrong.append(name)
 
     def empty(count=size):
@@ -194,18 +196,21 @@ def ddp():
         torch.manual_seed(dist.get_rank())
         layers = [torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300), torch.nn.ReLU()]
         model = torch.nn.Sequential(*layers, torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+        model.to(device := DEVICE if name == "dmltrain" else "cpu")
         group = None if name == "dmltrain" else dist.new_group(backend="gloo")
         wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.3)
         optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
         for step in range(4):
             optimizer.zero_grad()
             with wrapped.no_sync() if step == 1 else torch.enable_grad():
-                wrapped(random(16, 300, seed=step)).square().mean().backward()
+                wrapped(random(16, 300, seed=step).to(device)).square().mean().backward()
             optimizer.step()
         results.append(model.state_dict())
         if name == "dmltrain":
             say(sent=dmltrain.torch.bytes_summed() - before)
-    say(same=all(torch.equal(one, two) for one, two in zip(results[0].values(), results[1].values(), strict=True)))
+    say(
+        same=all(torch.equal(one.cpu(), two) for one, two in zip(results[0].values(), results[1].values(), strict=True))
+    )
 
 
 def fault(kind):

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch_backend import begin, random, say, sent
+from torch_backend import DEVICE, begin, random, say, sent
 
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
@@ -18,7 +18,7 @@ HOOKS = {"none": hooks.none, "bf16": hooks.bf16, "int8": hooks.int8, "2bit": hoo
 def wrapped():
     torch.manual_seed(0)
     layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 2)]
-    return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.08)
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).to(DEVICE), bucket_cap_mb=0.08)
 
 
 def train(model, state, hook):
@@ -26,10 +26,10 @@ def train(model, state, hook):
     seen, carried = [], []
 
     def recording(state, bucket):
-        own, index = bucket.buffer().numpy().copy(), bucket.index()
+        own, index = bucket.buffer().cpu().numpy().copy(), bucket.index()
 
         def keep(future):
-            seen[-1][index] = own, future.value().numpy().copy()
+            seen[-1][index] = own, future.value().cpu().numpy().copy()
             return future.value()
 
         return hook(state, bucket).then(keep)
@@ -40,7 +40,7 @@ def train(model, state, hook):
         seen.append({})
         before = sent()
         optimizer.zero_grad()
-        model(random(16, WIDTH, seed=step)).square().mean().backward()
+        model(random(16, WIDTH, seed=step).to(DEVICE)).square().mean().backward()
         optimizer.step()
         carried.append(sent() - before)
     return seen, carried
@@ -106,7 +106,7 @@ def compares(name):
         saved = state.state_dict()
         residuals = [each.residuals[rank] + (rank == 0) * each.of_sum for _, each in sorted(references.items())]
         kept = all(map(np.array_equal, residuals, [each.numpy() for each in saved["residuals"]]))
-        weights = [each.detach().numpy() for each in model.parameters()]
+        weights = [each.detach().cpu().numpy() for each in model.parameters()]
         same = all(map(np.array_equal, everyone(weights)[0], weights))
         say(turn=turn, right=bool(right), kept=kept or name == "bf16", same=same, coded=len(references))
     elements = sum(each.numel() for each in model.parameters())

@@ -10,6 +10,7 @@
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
 #include "device.h"
@@ -336,6 +337,19 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 }
 
 }  // namespace fake_cuda
+
+// DistributedDataParallel asks for one, for its log. These times are those at which the host asked.
+namespace c10d {
+
+struct FakeCudaTimer : Timer {
+    explicit FakeCudaTimer(c10::Device) {}
+    std::optional<int64_t> measureDifference(Event start, Event end) override {
+        return getTimeRef(end) - getTimeRef(start);
+    }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, FakeCudaTimer);
+
+}  // namespace c10d
 
 // -- what Python calls ------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group.calls import Call, Calls, described
+from dmltrain.backends.torch.process_group.staging import staged, tensors_of
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
 from dmltrain.backends.torch.process_group.work import GlooWork, SumWork, Works
@@ -146,7 +147,7 @@ class Group(dist.ProcessGroup):
         return self._over_gloo("broadcast", [tensor], options)
 
     def _over_gloo(self, name: str, *arguments: Any, **options: Any) -> dist.Work:
-        call = self.calls.begin(described(NAMES[name], list(_tensors(arguments))))
+        call = self.calls.begin(described(NAMES[name], list(tensors_of(arguments))))
         return self._guarded(call, name, *arguments, **options)
 
     def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:
@@ -186,14 +187,6 @@ def _options(address: str, timeout: datetime.timedelta) -> Any:
     return options
 
 
-def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            yield argument
-        elif isinstance(argument, (list, tuple)):
-            yield from _tensors(argument)
-
-
 def _collective(name: str) -> Callable[..., dist.Work]:
     def operation(self: Group, *arguments: Any, **options: Any) -> dist.Work:
         return self._over_gloo(name, *arguments, **options)
@@ -212,3 +205,5 @@ for _name in OPERATIONS:
     setattr(Group, _name, _collective(_name))
 for _name in POINT_TO_POINT:
     setattr(Group, _name, _single(_name))
+for _name in (*NAMES, *POINT_TO_POINT):
+    setattr(Group, _name, staged(_name, getattr(Group, _name)))

@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dmltrain.backends.torch.process_group.group import Group
+from dmltrain.backends.torch.process_group.staging import StagedWork, on_host
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.base.errors import UserError
 
@@ -84,13 +85,13 @@ class State:
         known = self._known(bucket.parameters())
         if known is None or buffer.dtype == torch.float64:  # codecs are of float32
             return default_hooks.allreduce_hook(group, bucket)
-        values = buffer.to(torch.float32)
+        values = on_host(buffer).to(torch.float32)
         known.key = known.key or self._declare(sums, codec, len(values))
         work = group.over_servers(
             f"the {codec} hook's mean of float32 ({len(values)},)",
             functools.partial(sums.start_coded, known.key, values, 1.0 / group.size()),
         )
-        return work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
+        return StagedWork(work, [(buffer, values)]).get_future().then(lambda done: done.value()[0])
 
     def _known(self, parameters: list[torch.Tensor]) -> Bucket | None:
         """The bucket of these parameters; None if it comes for the first time."""

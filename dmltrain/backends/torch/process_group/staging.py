@@ -1,0 +1,111 @@
+"""Tensors on a GPU: an operation gets copies of them on the host, and its results go back when it has ended."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dmltrain.backends.torch.process_group.work import NO_LIMIT
+
+IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce")  # whose results replace their tensors
+WITHOUT_RESULTS = ("send",)
+Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor on any device -> its copy on the host
+
+
+class StagedWork(dist.Work):
+    """`work` sets the second ones of the `pairs`; this sets the first ones to their values, in a wait or before the
+    future ends."""
+
+    def __init__(self, work: dist.Work, pairs: list[Pair]) -> None:
+        super().__init__()
+        self._work, self._pairs = work, pairs
+        self._landed = False
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
+        self._work.wait(timeout)
+        self._land()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return [tensor for tensor, _ in self._pairs]
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        devices = {tensor.device for tensor, _ in self._pairs if not tensor.is_cpu}
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=list(devices))
+
+        def end(done: torch.futures.Future[Any]) -> None:
+            try:
+                done.value()
+                self._land()
+                future.set_result(self.result())
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]
+
+        self._work.get_future().add_done_callback(end)
+        return future
+
+    def _land(self) -> None:
+        with self._lock, torch.no_grad():
+            for tensor, copy in self._pairs if not self._landed else []:
+                tensor.copy_(copy)
+            self._landed = True
+
+
+def staged(name: str, operation: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
+    """This operation of a process group, for tensors on any device."""
+
+    @functools.wraps(operation)
+    def on_any_device(self: Any, *arguments: Any, **options: Any) -> dist.Work:
+        if all(tensor.is_cpu for tensor in tensors_of(arguments)):
+            return operation(self, *arguments, **options)
+        results: list[Pair] = []
+        first = _on_host(arguments[0], name in (*IN_PLACE, *WITHOUT_RESULTS), results)
+        work = operation(self, first, *(_on_host(more, True, []) for more in arguments[1:]), **options)
+        return StagedWork(work, results if name not in WITHOUT_RESULTS else [])
+
+    return on_any_device
+
+
+def tensors_of(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from tensors_of(argument)
+
+
+def _on_host(argument: Any, filled: bool, pairs: list[Pair]) -> Any:
+    """The argument with copies of its tensors, which are `filled` with their values; adds them to `pairs`."""
+    if isinstance(argument, (list, tuple)):
+        return [_on_host(each, filled, pairs) for each in argument]
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    copy = on_host(argument) if filled else torch.empty_like(argument, device="cpu")
+    pairs.append((argument, copy))
+    return copy
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor, in pinned memory if it is on a GPU and dense; a tensor of the host itself."""
+    if tensor.is_cpu or tensor.layout != torch.strided:
+        return tensor.cpu()
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach())
