@@ -100,11 +100,12 @@ def collectives():
         return [tensor]
 
     def reduce_scatter(group):
-        dist.reduce_scatter(tensor := torch.empty(LARGE), [random(LARGE, seed=i) for i in range(size)], group=group)
+        parts = [random(LARGE, seed=i).round() for i in range(size)]  # sums of three have other orders
+        dist.reduce_scatter(tensor := torch.empty(LARGE), parts, group=group)
         return [tensor]
 
     def scattered_tensor(group):
-        dist.reduce_scatter_tensor(tensor := torch.empty(LARGE), random(size * LARGE), group=group)
+        dist.reduce_scatter_tensor(tensor := torch.empty(LARGE), random(size * LARGE).round(), group=group)
         return [tensor]
 
     def all_to_all(group):
@@ -138,6 +139,16 @@ def collectives():
         gathered = functional_collectives.all_gather_tensor(random(LARGE), 0, group)
         return [gathered, functional_collectives.all_reduce(random(LARGE).round(), "sum", group)]
 
+    def with_gaps(group):
+        """Tensors that do not lie densely, and of other types."""
+        tensor, types = random(100, 40).t(), (torch.bool, torch.bfloat16, torch.complex64, torch.int64)
+        dist.broadcast(tensor, 1, group)
+        tensors = [random(10).to(each) for each in types]
+        for each in tensors:
+            dist.broadcast(each, 0, group)
+        dist.all_gather(found := [torch.empty(2, 3).t() for _ in range(size)], random(3, 2), group)
+        return [tensor, *tensors, *found]
+
     def points(group):
         tensor = random(LARGE)
         if rank == 0:
@@ -148,7 +159,7 @@ def collectives():
 
     for make in (
         *(broadcast, reduce, all_gather, into_tensor, gather, scatter, reduce_scatter, scattered_tensor, all_to_all),
-        *(single, uneven, objects, coalesced, functional, points),
+        *(single, uneven, objects, coalesced, functional, with_gaps, points),
     ):
         same(make.__name__, make)
     say(wrong=wrong)

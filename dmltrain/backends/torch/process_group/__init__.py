@@ -1,7 +1,7 @@
 """The backend's name in torch.distributed, and the process groups that torch asks it for.
 
-The first group, which has all workers of the job, sums large tensors on the servers. Other groups use gloo alone: a
-server waits for the tensors of all workers of the job.
+The first group, which has all workers of the job, sums large tensors on the servers, or has the memory that all workers
+of one host share. Other groups use gloo alone: a server waits for the tensors of all workers of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group import beside, host_memory
 from dmltrain.backends.torch.process_group.group import Group
-from dmltrain.backends.torch.process_group.host_sums import HostSums
+from dmltrain.backends.torch.process_group.host_collectives import HostCollectives
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
 from dmltrain.backends.torch.process_group.watch import Watch
 from dmltrain.base import env
@@ -154,7 +154,7 @@ def _sums(store: DistKVStore, environment: Environment, meeting: Store | None) -
         lost = functools.partial(store.lost_within, 0.0)
         wanted, limit = environment.transport != "tcp", environment.wait_seconds
         memory = host_memory.shared(meeting, store.rank, store.num_workers, wanted, lost, limit)
-    return SumsOnServers(store, HostSums(memory) if memory else None)
+    return SumsOnServers(store, HostCollectives(memory) if memory else None)
 
 
 def _store(connect: Connect, environment: Environment, rank: int, size: int) -> DistKVStore | None:

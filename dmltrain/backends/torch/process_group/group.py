@@ -1,10 +1,11 @@
-"""A process group: large sums of floats over the servers of the job, everything else over gloo."""
+"""A process group: large sums of floats over the servers of the job, some operations in the memory of one host
+(host_collectives.py), everything else over gloo."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +14,23 @@ from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from dmltrain.backends.torch.process_group.calls import Call, Calls, described
+from dmltrain.backends.torch.process_group.host_collectives import (
+    Broadcast,
+    End,
+    Gather,
+    HostCollectives,
+    Operation,
+    ScatteredSum,
+)
 from dmltrain.backends.torch.process_group.staging import staged, tensors_of
-from dmltrain.backends.torch.process_group.sums import SumsOnServers
+from dmltrain.backends.torch.process_group.sums import SumsOnServers, is_sum
 from dmltrain.backends.torch.process_group.watch import Watch
-from dmltrain.backends.torch.process_group.work import GlooWork, SumWork, Works
+from dmltrain.backends.torch.process_group.work import GlooWork, OwnWork, Works
+from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
 
 CPU = torch.device("cpu")
 OPERATIONS = {  # of torch.distributed.ProcessGroup -> the function that a script calls
-    "_allgather_base": "all_gather_into_tensor",
-    "all_gather_single": "all_gather_into_tensor",
     "all_gather_single_coalesced": "all_gather_into_tensor",
     "all_to_all_single": "all_to_all_single",
     "allgather_coalesced": "all_gather_coalesced",
@@ -30,14 +38,10 @@ OPERATIONS = {  # of torch.distributed.ProcessGroup -> the function that a scrip
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
     "barrier": "barrier",
-    "broadcast": "broadcast",
     "gather": "gather",
     "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter_tensor",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
     "scatter": "scatter",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
 }
 NAMES = {
@@ -45,6 +49,12 @@ NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
     "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "broadcast": "broadcast",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
 }
 # Each group of gloo stays until the process ends. Else the process can hang: whoever drops the last reference (a
 # DistributedDataParallel that ends after destroy_process_group()) holds the GIL and waits for the group's threads,
@@ -88,7 +98,7 @@ class Group(dist.ProcessGroup):
         if self.sums and len(tensors) == 1 and self.sums.takes(tensors[0], opts.reduceOp):
             average = opts.reduceOp == dist.ReduceOp.AVG
             start = functools.partial(self.sums.start, tensors[0], 1.0 / self.size() if average else 1.0)
-            return self.over_servers(described("all_reduce", tensors), start)
+            return self.own(described("all_reduce", tensors), start)
         return self._reduced("allreduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
@@ -114,8 +124,8 @@ class Group(dist.ProcessGroup):
             tensor.div_(self.size(), rounding_mode="trunc")
         return work
 
-    def over_servers(self, what: str, start: Callable[[], SumWork]) -> SumWork:
-        """A sum that `start` begins. `what`: for messages."""
+    def own(self, what: str, start: Callable[[], OwnWork]) -> OwnWork:
+        """An operation that gloo does not make, which `start` begins. `what`: for messages."""
         call = self.calls.begin(what, self._limit)
         try:
             call.work = work = start()
@@ -123,13 +133,88 @@ class Group(dist.ProcessGroup):
             raise dist.DistBackendError(str(error)) from error
         return work
 
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
+        opts = opts or dist.BroadcastOptions()
+        if not self._has_memory_for(tensors):
+            return self._over_gloo("broadcast", tensors, opts)
+        return self._in_memory("broadcast", tensors, lambda end: Broadcast(end, _bytes(tensors[0]), opts.rootRank))
+
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        if len({tensor.shape for tensor in outputs[0]}) == 1:
+        if len({tensor.shape for tensor in outputs[0]}) > 1:  # gloo gathers equal shapes only
+            outputs[0][self.rank()].copy_(inputs[0])
+            return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
+        if not (len(outputs) == 1 and self._has_memory_for(inputs, outputs[0], self.size())):
             return self._over_gloo("allgather", outputs, inputs, opts or AllgatherOptions())
-        outputs[0][self.rank()].copy_(inputs[0])  # gloo gathers equal shapes only
-        return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
+        return self._gathered("allgather", inputs[0], outputs[0], outputs[0])
+
+    def all_gather_single(self, output: torch.Tensor, own: torch.Tensor, opts: Any = None) -> dist.Work:
+        if not self._has_memory_for([own], [output], self.size()):
+            return self._over_gloo("_allgather_base", output, own, opts or AllgatherOptions())
+        return self._gathered("_allgather_base", own, output.view(-1).chunk(self.size()), [output])
+
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        opts = opts or dist.ReduceScatterOptions()
+        if not (len(inputs) == 1 and self._scatters(outputs, inputs[0], opts)):
+            return self._over_gloo("reduce_scatter", outputs, inputs, opts)
+        return self._scattered("reduce_scatter", outputs[0], inputs[0], inputs[0], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> dist.Work:
+        opts = opts or dist.ReduceScatterOptions()
+        if not self._scatters([output], [whole], opts):
+            return self._over_gloo("_reduce_scatter_base", output, whole, opts)
+        parts = whole.view(-1).chunk(self.size())
+        return self._scattered("_reduce_scatter_base", output, parts, [whole], opts)
+
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+
+    def _gathered(
+        self, name: str, own: torch.Tensor, parts: Sequence[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> dist.Work:
+        return self._in_memory(name, outputs, lambda end: Gather(end, _bytes(own), list(map(_bytes, parts))))
+
+    def _scatters(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> bool:
+        """Whether shared memory has this reduce_scatter."""
+        return self._has_memory_for(outputs, inputs, self.size()) and is_sum(opts.reduceOp, outputs[0].dtype)
+
+    def _scattered(
+        self, name: str, output: torch.Tensor, parts: Sequence[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> dist.Work:
+        factor = 1.0 / self.size() if opts.reduceOp == dist.ReduceOp.AVG else 1.0
+        values = [part.detach().view(-1).numpy() for part in parts]
+        own = output.detach().view(-1).numpy()
+        return self._in_memory(name, [output], lambda end: ScatteredSum(end, own, values, factor), inputs)
+
+    def _has_memory_for(self, own: list[torch.Tensor], all_: Sequence[torch.Tensor] = (), times: int = 1) -> bool:
+        """Whether the workers have shared memory for the one dense tensor `own` of each. `all_`: tensors that have so
+        many `times` its elements."""
+        if not (self.sums and self.sums.host and len(own) == 1 and own[0].layout == torch.strided):
+            return False
+        elements = sum(tensor.numel() for tensor in all_)
+        return not all_ or (elements == times * own[0].numel() and {each.dtype for each in all_} == {own[0].dtype})
+
+    def _in_memory(
+        self,
+        name: str,
+        results: list[torch.Tensor],
+        make: Callable[[End], Operation],
+        shown: list[torch.Tensor] | None = None,
+    ) -> dist.Work:
+        """`shown`: the tensors for messages, if not the results."""
+        assert self.sums and self.sums.host
+        work = OwnWork(results)
+        operation = make(work.end)
+
+        def start(host: HostCollectives) -> OwnWork:
+            host.start(operation)
+            return work
+
+        return self.own(described(NAMES[name], shown or results), functools.partial(start, self.sums.host))
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
         limit = self.gloo.options._timeout if timeout is None else timeout
@@ -144,7 +229,7 @@ class Group(dist.ProcessGroup):
     def _broadcast(self, tensor: torch.Tensor, source: int) -> dist.Work:
         options = dist.BroadcastOptions()
         options.rootRank = source
-        return self._over_gloo("broadcast", [tensor], options)
+        return self.broadcast([tensor], options)
 
     def _over_gloo(self, name: str, *arguments: Any, **options: Any) -> dist.Work:
         call = self.calls.begin(described(NAMES[name], list(tensors_of(arguments))))
@@ -177,6 +262,11 @@ def _plain(store: Store, rank: int, size: int, gloo: Any, timeout: datetime.time
 def _register(group: dist.ProcessGroup, gloo: Any) -> None:
     group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+
+def _bytes(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return array
 
 
 def _options(address: str, timeout: datetime.timedelta) -> Any:

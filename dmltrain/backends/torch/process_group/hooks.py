@@ -87,11 +87,11 @@ class State:
             return default_hooks.allreduce_hook(group, bucket)
         values = on_host(buffer).to(torch.float32)
         known.key = known.key or self._declare(sums, codec, len(values))
-        work = group.over_servers(
+        work = group.own(
             f"the {codec} hook's mean of float32 ({len(values)},)",
             functools.partial(sums.start_coded, known.key, values, 1.0 / group.size()),
         )
-        return StagedWork(work, [(buffer, values)]).get_future().then(lambda done: done.value()[0])
+        return StagedWork(work, [(buffer, values)], [buffer]).get_future().then(lambda done: done.value()[0])
 
     def _known(self, parameters: list[torch.Tensor]) -> Bucket | None:
         """The bucket of these parameters; None if it comes for the first time."""

@@ -14,7 +14,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.transport import rendezvous
 
 SLOT_BYTES, SLOTS = 1 << 20, 4  # of each worker
-POSTED, REDUCED, TAKEN = STAGES = range(3)  # of a piece: see host_sums.py
+POSTED, REDUCED, TAKEN = STAGES = range(3)  # of a piece: see host_collectives.py
 LINE = 64  # bytes of a cache line
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 0.2  # between two looks for a lost job
@@ -67,20 +67,30 @@ class HostMemory:
         self._words[word] = pieces % WRAP
         self._futex(word, FUTEX_WAKE, ALL, None)
 
-    def wait(self, stage: int, pieces: int) -> None:
-        """For all workers to be past `stage` with so many pieces. Raises JobLost."""
-        for worker in range(self.count):
+    def wait(self, stage: int, pieces: int, workers: Sequence[int] | None = None) -> None:
+        """For these workers (None: all) to be past `stage` with so many pieces. Raises JobLost."""
+        for worker in range(self.count) if workers is None else workers:
             word, since = _word(worker, stage), 0.0
             while ((found := self._words[word]) - pieces) % WRAP >= WRAP // 2:
                 if self._futex(word, FUTEX_WAIT, found, _LOOK) and ctypes.get_errno() == errno.ETIMEDOUT:
                     since = since or time.monotonic()
                     self._look(worker, since)
 
+    def wait_for_cause(self, seconds: float) -> None:
+        """For the loss of the job, at most so long. Raises JobLost."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._raise_if_lost()
+            time.sleep(LOOK_SECONDS)
+
     def _look(self, worker: int, since: float) -> None:
+        self._raise_if_lost()
+        if time.monotonic() - since > self._limit:
+            raise JobLost(f"worker {worker} has not made this call for {self._limit:g} s (DMLTRAIN_WAIT_TIMEOUT)")
+
+    def _raise_if_lost(self) -> None:
         if reason := self._lost():
             raise JobLost(reason)
-        if time.monotonic() - since > self._limit:
-            raise JobLost(f"worker {worker} has not called all_reduce for {self._limit:g} s (DMLTRAIN_WAIT_TIMEOUT)")
 
     def _futex(self, word: int, operation: int, value: int, seconds: Any) -> int:
         address = ctypes.c_void_p(self._begin + 4 * word)

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: an operation gets copies of them on the host, and its results go back when it has ended."""
+"""Tensors on a GPU, or with gaps: operations get dense copies on the host, and results go back at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor on any device -> its copy o
 
 class StagedWork(dist.Work):
     """`work` sets the second ones of the `pairs`; this sets the first ones to their values, in a wait or before the
-    future ends."""
+    future ends. `results`: of the future."""
 
-    def __init__(self, work: dist.Work, pairs: list[Pair]) -> None:
+    def __init__(self, work: dist.Work, pairs: list[Pair], results: list[torch.Tensor]) -> None:
         super().__init__()
-        self._work, self._pairs = work, pairs
+        self._work, self._pairs, self._results = work, pairs, results
         self._landed = False
         self._lock = threading.Lock()
 
@@ -46,10 +46,10 @@ class StagedWork(dist.Work):
         return self._work.exception()
 
     def result(self) -> list[torch.Tensor]:
-        return [tensor for tensor, _ in self._pairs]
+        return self._results
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        devices = {tensor.device for tensor, _ in self._pairs if not tensor.is_cpu}
+        devices = {tensor.device for tensor in self._results if not tensor.is_cpu}
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=list(devices))
 
         def end(done: torch.futures.Future[Any]) -> None:
@@ -71,16 +71,18 @@ class StagedWork(dist.Work):
 
 
 def staged(name: str, operation: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
-    """This operation of a process group, for tensors on any device."""
+    """This operation of a process group, for tensors on any device and of any strides."""
 
     @functools.wraps(operation)
     def on_any_device(self: Any, *arguments: Any, **options: Any) -> dist.Work:
-        if all(tensor.is_cpu for tensor in tensors_of(arguments)):
+        if all(map(_is_plain, tensors_of(arguments))):
             return operation(self, *arguments, **options)
         results: list[Pair] = []
         first = _on_host(arguments[0], name in (*IN_PLACE, *WITHOUT_RESULTS), results)
         work = operation(self, first, *(_on_host(more, True, []) for more in arguments[1:]), **options)
-        return StagedWork(work, results if name not in WITHOUT_RESULTS else [])
+        if name in WITHOUT_RESULTS:
+            return work
+        return StagedWork(work, results, list(tensors_of(arguments[:1])))
 
     return on_any_device
 
@@ -97,15 +99,23 @@ def _on_host(argument: Any, filled: bool, pairs: list[Pair]) -> Any:
     """The argument with copies of its tensors, which are `filled` with their values; adds them to `pairs`."""
     if isinstance(argument, (list, tuple)):
         return [_on_host(each, filled, pairs) for each in argument]
-    if not isinstance(argument, torch.Tensor):
+    if not isinstance(argument, torch.Tensor) or _is_plain(argument):
         return argument
-    copy = on_host(argument) if filled else torch.empty_like(argument, device="cpu")
+    copy = on_host(argument, filled)
     pairs.append((argument, copy))
     return copy
 
 
-def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor, in pinned memory if it is on a GPU and dense; a tensor of the host itself."""
-    if tensor.is_cpu or tensor.layout != torch.strided:
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it needs no copy. Of sparse tensors gloo copies what it needs."""
+    if tensor.layout != torch.strided:
+        return tensor.is_cpu
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
+    """A dense copy, with the values if `filled`, in pinned memory if the tensor is on a GPU; a plain tensor itself."""
+    if _is_plain(tensor) or tensor.layout != torch.strided:
         return tensor.cpu()
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach())
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=not tensor.is_cpu)
+    return copy.copy_(tensor.detach()) if filled else copy

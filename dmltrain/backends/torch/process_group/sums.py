@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dmltrain.backends.torch.process_group.host_sums import HostSums, Sum
-from dmltrain.backends.torch.process_group.work import SumWork
+from dmltrain.backends.torch.process_group.host_collectives import HostCollectives, Sum
+from dmltrain.backends.torch.process_group.work import OwnWork
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.base import READ, Handle
@@ -69,7 +69,7 @@ class Piece:
     place: Place | None
     handle: Handle
     factor: float
-    work: SumWork | None  # which ends with this piece
+    work: OwnWork | None  # which ends with this piece
 
     def land(self, workers: int) -> None:
         """Wait for the sum, and put it where the values were. Raises JobLost."""
@@ -83,10 +83,10 @@ class Piece:
 class SumsOnServers:
     """`start` is called by one thread at a time; another one, of this object, receives what it has started."""
 
-    def __init__(self, store: DistKVStore, host_sums: HostSums | None = None) -> None:
-        """`host_sums`: makes them in place of the servers, where all workers are on one host."""
-        self.store, self._host_sums = store, host_sums
-        self.least = 1 if host_sums else least(store.start_message)
+    def __init__(self, store: DistKVStore, host: HostCollectives | None = None) -> None:
+        """`host`: makes them in place of the servers, where all workers are on one host."""
+        self.store, self.host = store, host
+        self.least = 1 if host else least(store.start_message)
         self.bytes = 0  # of the tensors whose sums have begun
         self._rings: dict[tuple[torch.dtype, int], list[Place]] = {}
         self._used: Counter[tuple[torch.dtype, int]] = Counter()
@@ -97,19 +97,17 @@ class SumsOnServers:
     def takes(self, tensor: torch.Tensor, operation: dist.ReduceOp) -> bool:
         """Whether the servers have this operation, and are faster than gloo for this tensor."""
         return (
-            any(operation == each for each in OPERATIONS)  # type: ignore[comparison-overlap]
-            and tensor.dtype in DTYPES
-            and tensor.device.type == "cpu"
-            and tensor.is_contiguous()
+            is_sum(operation, tensor.dtype)
+            and tensor.layout == torch.strided
             and tensor.numel() * tensor.element_size() >= self.least
         )
 
-    def start(self, tensor: torch.Tensor, factor: float = 1.0) -> SumWork:
+    def start(self, tensor: torch.Tensor, factor: float = 1.0) -> OwnWork:
         """Replace `tensor` by the sum of all workers' tensors, times `factor`."""
-        work = SumWork([tensor])
+        work = OwnWork([tensor])
         flat = tensor.detach().view(-1)
-        if self._host_sums:
-            self._host_sums.start(Sum(flat.numpy(), factor, work.end))
+        if self.host:
+            self.host.start(Sum(work.end, flat.numpy(), factor))
             self.bytes += flat.nbytes
             return work
         with self._lock:
@@ -128,9 +126,9 @@ class SumsOnServers:
                 self._pieces.put(Piece(values, place, handle, factor, last))
         return work
 
-    def start_coded(self, key: str, values: torch.Tensor, factor: float) -> SumWork:
+    def start_coded(self, key: str, values: torch.Tensor, factor: float) -> OwnWork:
         """As `start`, for float32 values (elements,) that travel as the codec of this key says."""
-        work = SumWork([values])
+        work = OwnWork([values])
         with self._lock:
             self.bytes += values.nbytes
             handle = self.store.pushpull(key, values.numpy(), wait=False)
@@ -161,6 +159,11 @@ class SumsOnServers:
                 piece.place.free.set()
             if piece.work:
                 piece.work.end(error)
+
+
+def is_sum(operation: dist.ReduceOp, dtype: torch.dtype) -> bool:
+    """Whether it is a sum or a mean of floats that the servers and shared memory have."""
+    return dtype in DTYPES and any(operation == each for each in OPERATIONS)  # type: ignore[comparison-overlap]
 
 
 def least(start: Start) -> int:

@@ -1,4 +1,4 @@
-"""What torch.distributed waits for: sums on the servers, and operations of gloo whose errors get the job's cause."""
+"""What torch.distributed waits for: operations of dmltrain, and those of gloo whose errors get the job's cause."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OF_GLOO = (
 )
 
 
-class SumWork(dist.Work):
-    """Ends when all pieces of the tensors have arrived."""
+class OwnWork(dist.Work):
+    """An operation that gloo does not make. It ends when all pieces of the tensors have arrived."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class SumWork(dist.Work):
         seconds = timeout.total_seconds()
         if seconds > 0 and not self._ended.wait(seconds):
             raise dist.DistBackendError(
-                f"a sum over the servers has not ended within {seconds:g} s, the limit of wait()"
+                f"an operation of dmltrain has not ended within {seconds:g} s, the limit of wait()"
             )
         self._future.wait()
         return True
