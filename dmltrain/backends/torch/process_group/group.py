@@ -145,14 +145,15 @@ class Group(dist.ProcessGroup):
         if len({tensor.shape for tensor in outputs[0]}) > 1:  # gloo gathers equal shapes only
             outputs[0][self.rank()].copy_(inputs[0])
             return Works([self._broadcast(tensor, rank) for rank, tensor in enumerate(outputs[0])])
-        if not (len(outputs) == 1 and self._has_memory_for(inputs, outputs[0], self.size())):
+        if not (len(outputs) == 1 and self._has_memory_for(inputs, outputs[0])):
             return self._over_gloo("allgather", outputs, inputs, opts or AllgatherOptions())
         return self._gathered("allgather", inputs[0], outputs[0], outputs[0])
 
     def all_gather_single(self, output: torch.Tensor, own: torch.Tensor, opts: Any = None) -> dist.Work:
-        if not self._has_memory_for([own], [output], self.size()):
+        parts = output.view(-1).chunk(self.size())
+        if not self._has_memory_for([own], parts):
             return self._over_gloo("_allgather_base", output, own, opts or AllgatherOptions())
-        return self._gathered("_allgather_base", own, output.view(-1).chunk(self.size()), [output])
+        return self._gathered("_allgather_base", own, parts, [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -165,10 +166,9 @@ class Group(dist.ProcessGroup):
         return self._scattered("reduce_scatter", outputs[0], inputs[0], inputs[0], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> dist.Work:
-        opts = opts or dist.ReduceScatterOptions()
-        if not self._scatters([output], [whole], opts):
+        opts, parts = opts or dist.ReduceScatterOptions(), whole.view(-1).chunk(self.size())
+        if not self._scatters([output], parts, opts):
             return self._over_gloo("_reduce_scatter_base", output, whole, opts)
-        parts = whole.view(-1).chunk(self.size())
         return self._scattered("_reduce_scatter_base", output, parts, [whole], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -178,9 +178,9 @@ class Group(dist.ProcessGroup):
     ) -> dist.Work:
         return self._in_memory(name, outputs, lambda end: Gather(end, _bytes(own), list(map(_bytes, parts))))
 
-    def _scatters(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> bool:
+    def _scatters(self, outputs: list[torch.Tensor], parts: Sequence[torch.Tensor], opts: Any) -> bool:
         """Whether shared memory has this reduce_scatter."""
-        return self._has_memory_for(outputs, inputs, self.size()) and is_sum(opts.reduceOp, outputs[0].dtype)
+        return self._has_memory_for(outputs, parts) and is_sum(opts.reduceOp, outputs[0].dtype)
 
     def _scattered(
         self, name: str, output: torch.Tensor, parts: Sequence[torch.Tensor], inputs: list[torch.Tensor], opts: Any
@@ -190,13 +190,13 @@ class Group(dist.ProcessGroup):
         own = output.detach().view(-1).numpy()
         return self._in_memory(name, [output], lambda end: ScatteredSum(end, own, values, factor), inputs)
 
-    def _has_memory_for(self, own: list[torch.Tensor], all_: Sequence[torch.Tensor] = (), times: int = 1) -> bool:
-        """Whether the workers have shared memory for the one dense tensor `own` of each. `all_`: tensors that have so
-        many `times` its elements."""
+    def _has_memory_for(self, own: list[torch.Tensor], parts: Sequence[torch.Tensor] | None = None) -> bool:
+        """Whether the workers have shared memory for the one dense tensor `own` of each. `parts`: one like it for each
+        worker; other ones are gloo's, which says what is wrong."""
         if not (self.sums and self.sums.host and len(own) == 1 and own[0].layout == torch.strided):
             return False
-        elements = sum(tensor.numel() for tensor in all_)
-        return not all_ or (elements == times * own[0].numel() and {each.dtype for each in all_} == {own[0].dtype})
+        like = own[0].numel(), own[0].dtype
+        return parts is None or [(part.numel(), part.dtype) for part in parts] == [like] * self.size()
 
     def _in_memory(
         self,
