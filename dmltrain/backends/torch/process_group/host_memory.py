@@ -24,7 +24,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.transport import rendezvous
 
-SLOT_BYTES, SLOTS = 1 << 20, 4  # of each worker
+SLOT_BYTES, SLOTS = 1 << 19, 4  # of each worker
 POSTED, REDUCED, TAKEN = STAGES = range(3)  # of a piece: see host_collectives.py
 LINE = 64  # bytes of a cache line
 CONNECT_SECONDS = 10.0
