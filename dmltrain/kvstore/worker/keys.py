@@ -98,18 +98,18 @@ class KeyEntries:
         names: list[Key],
         arrays: list[Array],
         is_weight: bool,
-        whole: bool = False,
+        slice_bytes: int | None = None,
         mean: bool = False,
         compression: dict[str, Any] | None = None,
         tell: bool = True,
     ) -> None:
-        """Declare those of these keys that are new, whole or in slices, here and, with `tell`, to the servers. Without
-        `tell` `declare_again` must follow. `compression`: None: that of all weights. Does not wait for the answers."""
+        """Declare those of these keys that are new, in slices, here and, with `tell`, to the servers. Without `tell`
+        `declare_again` must follow. `slice_bytes`: see sharding.cut. `compression`: None: that of all weights. Does not
+        wait for the answers."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
-        slice_bytes = max((array.nbytes for _, array in fresh), default=0) if whole else None
         plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes, self.shares, self.apart, self._servers)
         for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
             self._by_name[name] = self._entry(first + index, array, ranges, is_weight, mean, compression)

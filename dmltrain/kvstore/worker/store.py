@@ -108,17 +108,25 @@ class DistKVStore(KVStore):
         return self._transfers.waits
 
     def init(
-        self, key: Keys, value: Any, whole: bool = False, mean: bool = False, compression: dict[str, Any] | None = None
+        self,
+        key: Keys,
+        value: Any,
+        whole: bool = False,
+        mean: bool = False,
+        compression: dict[str, Any] | None = None,
+        slice_bytes: int | None = None,
     ) -> None:
-        """`compression`: of these keys, in place of that of `set_gradient_compression`."""
+        """`compression`: of these keys, in place of that of `set_gradient_compression`. `slice_bytes`: of the parts in
+        which servers hold them."""
         if self.ops.view:
             raise UserError("kvstore: an elastic job declares all keys before its first step")
         keys, values = keys_and_values(key, value)
         arrays = [summed(item) for item in values]
+        slice_bytes = max(array.nbytes for array in arrays) if whole else slice_bytes
         if self.is_alone:  # the servers know the keys already
-            return self._entries.declare(keys, arrays, True, whole, mean, compression, tell=False)
+            return self._entries.declare(keys, arrays, True, slice_bytes, mean, compression, tell=False)
         self._limits.choose_shares()
-        self._entries.declare(keys, arrays, is_weight=True, whole=whole, mean=mean, compression=compression)
+        self._entries.declare(keys, arrays, True, slice_bytes, mean, compression)
         if self.rank == 0:
             for name, array in zip(keys, arrays, strict=True):
                 for link, slice_ in self._routes.direct(self._entries.find(name).slices):

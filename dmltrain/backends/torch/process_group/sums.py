@@ -8,6 +8,7 @@ declared once. A tensor waits only while its place in the ring still holds an ea
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import Counter
@@ -27,11 +28,11 @@ from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.transport.message.job import Start
 from dmltrain.kvstore.worker.store import DistKVStore
 
-LARGEST, SMALLEST = 1 << 22, 1 << 16  # bytes of a piece; each size is twice the next one
+LARGEST, SMALLEST = 1 << 22, 1 << 16  # bytes of a piece, about; each size is twice the next one
 # The servers are faster than gloo from so many bytes on: where all workers are on one host, and else.
 LEAST_WITHIN, LEAST_BETWEEN = 1 << 20, 1 << 16
-RING_BYTES = 1 << 27  # of the pieces of the largest size
-RING_PLACES = 16  # of every other size
+RING_PLACES = 16  # of each size
+DECLARED = 4  # places at a time
 DTYPES = (torch.float32, torch.float64)
 # An operation of torch equals these, but these do not equal it: `in` compares the other way round.
 OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
@@ -112,7 +113,7 @@ class SumsOnServers:
             return work
         with self._lock:
             self.bytes += flat.nbytes
-            parts = list(_parts(flat.numel() * flat.element_size()))
+            parts = list(_parts(flat.numel() * flat.element_size(), self.store.num_servers))
             begin = 0
             for number, size in enumerate(parts):
                 values = flat[begin : begin + size // flat.element_size()]
@@ -138,13 +139,13 @@ class SumsOnServers:
     def _next_place(self, dtype: torch.dtype, size: int) -> Place:
         """The same one on all workers, which have asked for the same sizes before."""
         ring = self._rings.setdefault((dtype, size), [])
-        index = self._used[dtype, size] % (RING_BYTES // size if size == LARGEST else RING_PLACES)
+        index = self._used[dtype, size] % RING_PLACES
         self._used[dtype, size] += 1
         if index == len(ring):
-            key = f"sum {dtype} {size} {index}".replace("torch.", "")
+            keys = [f"sum {dtype} {size} {index + more}".replace("torch.", "") for more in range(DECLARED)]
             array = np.zeros(size // dtype.itemsize, str(dtype).removeprefix("torch."))
-            self.store.init(key, array)
-            ring.append(Place(key, torch.from_numpy(self.store.buffers([key])[0])))
+            self.store.init(keys, [array] * DECLARED, slice_bytes=size // self.store.num_servers)
+            ring += map(Place, keys, map(torch.from_numpy, self.store.buffers(keys)))
         return ring[index]
 
     def _receive(self) -> None:
@@ -171,11 +172,16 @@ def least(start: Start) -> int:
     return LEAST_WITHIN if len(host.at_start(start)) == 1 else LEAST_BETWEEN
 
 
-def _parts(size: int) -> Iterator[int]:
-    """The bytes of the pieces of a tensor of `size` bytes; the last one may have more than is left."""
-    piece = LARGEST
+def _parts(size: int, servers: int) -> Iterator[int]:
+    """The bytes of the pieces of a tensor of `size` bytes; the last one may have more than is left. Each has an equal
+    slice for each server, of a power of two: as few frames as can be, and no link has more than the others."""
+    slice_ = _power_of_two(LARGEST / servers)
     while size > 0:
-        while piece > SMALLEST and piece > size:
-            piece //= 2
-        yield piece
-        size -= piece
+        while slice_ * servers > max(size, SMALLEST):
+            slice_ //= 2
+        yield slice_ * servers
+        size -= slice_ * servers
+
+
+def _power_of_two(at_least: float) -> int:
+    return 1 << max(6, math.ceil(math.log2(at_least)))
