@@ -141,7 +141,7 @@ BETWEEN_AVERAGES = "1:before:train_step:5:kill"
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
 SEVERAL = "--macrobatch-size 30"  # three batches of three workers, and a last step of fewer
 FLOAT16 = "--dtype float16"
-AVERAGED = "--clip-gradient-norm 0.1 --ema-decay 0.9"
+AVERAGED = "--clip-gradient-norm 0.1 --ema-decay 0.9 --mixup 0.4 --cutmix 1 --val-flip"
 IN_TEST = {
     "the leader in the middle of a checkpoint",
     "mistakes of their own end only these workers",
