@@ -126,6 +126,7 @@ WAIT = "WAIT_FOR_HOSTS=60 MAX_WORKERS=4"
 LACK = [f"{member}:before:complete:4:until/after/freeze/1" for member in (1, 2)]  # they do not recognise what they have
 LACK = ",".join(LACK)
 RESNET = "--network resnet --num-layers 8"
+SIZES = "--random-crop 1 --image-shape 1,6,6:0 1,8,8:1 --val-image-shape 1,10,10"
 HANDS_OVER = f"{KILL.replace('kill', 'leave')},{HEARD}"
 TAKES_OVER = "worker-2: Compression: worker 0 takes over the residuals of workers 1"
 RESIDUALS_LOST = "residuals of these workers are lost"
@@ -204,7 +205,9 @@ JOBS = {
     "float16, and who lacks results gets the step from another": Row(
         f"0:after:complete:4:server/1,{LACK}", options=FLOAT16, views={"behind": [(1, 2)]}
     ),
-    "batch statistics": Row("1:after:pushpull:7:kill", options=RESNET, workers=2, says=[f"worker-0: {STATISTICS}"]),
+    "batch statistics": Row(
+        "1:after:pushpull:7:kill", options=f"{RESNET} {SIZES}", workers=2, says=[f"worker-0: {STATISTICS}"]
+    ),
     "tls": Row("1:after:pushpull:8:kill", way="tls"),
     # A round that is aborted leaves nothing in residuals: the replay, where it is not aborted, has the same weights,
     # and residuals in its checkpoints.

@@ -8,7 +8,7 @@ from dmltrain import data
 from dmltrain.data.assignment.partition import SHUFFLES
 from dmltrain.data.batches import PREFETCH_BYTES
 from dmltrain.options.field import Group, option
-from dmltrain.options.values import image_shape, integer, numbers, one_of, path, switch
+from dmltrain.options.values import ImageShapes, image_shape, integer, numbers, one_of, path, switch
 
 OWN_FILES = "local"
 PARTS = ("shared", OWN_FILES)
@@ -63,8 +63,11 @@ class DataOptions(Group):
     )
     image_shape: tuple[int, int, int] | None = option(
         "Data",
-        "shape of the network's input images: channels,height,width (default: the data set's)",
+        "shape of the network's input images: channels,height,width (default: the data set's); several, each with its "
+        "first epoch, train on another size in each part of the run: 3,128,128:0 3,192,192:6 3,224,224:12",
         image_shape,
+        nargs="+",
+        action=ImageShapes,
         metavar="C,H,W",
     )
     crop: int | None = option(

@@ -10,7 +10,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.logs.metric import BCE
 from dmltrain.options.field import Group, flag, option
-from dmltrain.options.values import integer, number, several_of, switch
+from dmltrain.options.values import image_shape, integer, number, several_of, switch
 
 if TYPE_CHECKING:
     from dmltrain.options.table import Options
@@ -65,6 +65,12 @@ class RecipeOptions(Group):
         False,
         nargs="?",
         const=True,
+    )
+    val_image_shape: tuple[int, int, int] | None = option(
+        GROUP,
+        "shape of the images of validation: channels,height,width (default: that of --image-shape, the last one)",
+        image_shape,
+        metavar="C,H,W",
     )
 
     clip_gradient_norm: float | None = option(

@@ -26,7 +26,7 @@ from dmltrain.data.images.mixing import Mixing
 from dmltrain.logs import record
 from dmltrain.rounds.plain import PlainRounds, Rounds
 from dmltrain.rounds.rates import Rates
-from dmltrain.train import elastic
+from dmltrain.train import elastic, loading
 from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
@@ -87,7 +87,8 @@ class Steps:
         if part is not self._part:
             self._close()
             self._part = part
-            batches = iter(TrainBatches(run.dataset.train, part, run.threads, run.options.prefetch_bytes))
+            samples = loading.train_samples(run.options, run.dataset, self._epoch)
+            batches = iter(TrainBatches(samples, part, run.threads, run.options.prefetch_bytes))
             self._batches = _read(batches) if run.member else batches
         return part
 
