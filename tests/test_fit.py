@@ -251,6 +251,8 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
         (["--image-shape", "3,32,32"], ["3,32,32", "1,8,8"]),
         (["--val-image-shape", "1,12,12"], ["--val-image-shape 1,12,12", "digits cuts", "--random-crop 1"]),
         (["--random-crop", "--val-image-shape", "1,12,12"], ["1,12,12: mlp has other layers or weights"]),
+        (["--image-shape", "1,6,6:0", "1,8,8:1"], ["--image-shape 1,6,6:0", "digits cuts"]),
+        (["--random-crop", "--mean-img", "m.npy", "--val-image-shape", "1,12,12"], ["--mean-img has a single size"]),
         (["--random-crop", "--val-image-shape", "3,12,12"], ["3,12,12: expected 1 channel(s)"]),
         (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
         (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),

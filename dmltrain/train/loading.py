@@ -62,8 +62,8 @@ def shape_and_classes(options: Options) -> tuple[tuple[int, int, int], int]:
 
 def other_shapes(options: Options) -> dict[str, tuple[int, int, int]]:
     """Option -> shape, for all shapes of images besides the network's."""
-    by_epoch = getattr(options.image_shape, "by_epoch", ())
-    shapes = {f"--image-shape {','.join(map(str, shape))}:{first}": shape for first, shape in by_epoch[:-1]}
+    stages = options.image_stages[:-1]
+    shapes = {f"--image-shape {','.join(map(str, shape))}:{first}": shape for first, shape in stages}
     if validation := options.val_image_shape:
         shapes[f"--val-image-shape {','.join(map(str, validation))}"] = validation
     return shapes
@@ -71,8 +71,7 @@ def other_shapes(options: Options) -> dict[str, tuple[int, int, int]]:
 
 def train_samples(options: Options, dataset: Dataset, epoch: int) -> Samples:
     """The training samples, in the size of this epoch."""
-    by_epoch = getattr(options.image_shape, "by_epoch", ())
-    shapes = [shape for first, shape in by_epoch if first <= epoch]
+    shapes = [shape for first, shape in options.image_stages if first <= epoch]
     return replace(dataset.train, shape=shapes[-1]) if isinstance(dataset.train, Decoded) and shapes else dataset.train
 
 
