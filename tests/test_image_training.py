@@ -45,8 +45,10 @@ def test_a_resumed_run_sees_the_same_pixels(train, of, tmp_path):  # noqa: F811
 
 
 def test_images_have_the_size_of_their_epoch_and_of_validation(train, of, scored, backend, tmp_path):  # noqa: F811
-    """Each epoch is that of a run with its size alone."""
+    """Each epoch is that of a run with its size alone. A score is that of validation, flips included."""
+    flips = ["--val-flip"] if backend == "torch" else []
     network = [*of(), "--network", "resnet", "--num-layers", 8, "--backend", backend, "--model-prefix", tmp_path / "m"]
+    network += flips
     words = [*network, "--random-crop", "--random-mirror", "--snapshot", 3, "--val-image-shape", "3,20,20"]
     whole = train(*words, "--max-iter", 8, "--image-shape", *SIZES)
     resumed = train(*words, "--max-iter", 8, "--image-shape", *SIZES, "--load-iteration", 6)
