@@ -126,6 +126,7 @@ WAIT = "WAIT_FOR_HOSTS=60 MAX_WORKERS=4"
 LACK = [f"{member}:before:complete:4:until/after/freeze/1" for member in (1, 2)]  # they do not recognise what they have
 LACK = ",".join(LACK)
 RESNET = "--network resnet --num-layers 8"
+SIZES = "--random-crop 1 --image-shape 1,6,6:0 1,8,8:1 --val-image-shape 1,10,10"
 HANDS_OVER = f"{KILL.replace('kill', 'leave')},{HEARD}"
 TAKES_OVER = "worker-2: Compression: worker 0 takes over the residuals of workers 1"
 RESIDUALS_LOST = "residuals of these workers are lost"
@@ -141,7 +142,7 @@ BETWEEN_AVERAGES = "1:before:train_step:5:kill"
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
 SEVERAL = "--macrobatch-size 30"  # three batches of three workers, and a last step of fewer
 FLOAT16 = "--dtype float16"
-AVERAGED = "--clip-gradient-norm 0.1 --ema-decay 0.9"
+AVERAGED = "--clip-gradient-norm 0.1 --ema-decay 0.9 --mixup 0.4 --cutmix 1 --val-flip"
 IN_TEST = {
     "the leader in the middle of a checkpoint",
     "mistakes of their own end only these workers",
@@ -204,7 +205,9 @@ JOBS = {
     "float16, and who lacks results gets the step from another": Row(
         f"0:after:complete:4:server/1,{LACK}", options=FLOAT16, views={"behind": [(1, 2)]}
     ),
-    "batch statistics": Row("1:after:pushpull:7:kill", options=RESNET, workers=2, says=[f"worker-0: {STATISTICS}"]),
+    "batch statistics": Row(
+        "1:after:pushpull:7:kill", options=f"{RESNET} {SIZES}", workers=2, says=[f"worker-0: {STATISTICS}"]
+    ),
     "tls": Row("1:after:pushpull:8:kill", way="tls"),
     # A round that is aborted leaves nothing in residuals: the replay, where it is not aborted, has the same weights,
     # and residuals in its checkpoints.

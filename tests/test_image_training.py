@@ -6,11 +6,13 @@ import pytest
 
 from tests import image_records
 from tests.forked_job import run_forked
-from tests.test_fit import EXAMPLES, backend, environment, finished, run, train  # noqa: F401  (fixtures)
+from tests.test_fit import EXAMPLES, backend, environment, finished, later, run, train  # noqa: F401  (fixtures)
+from tests.test_score import metrics, scored  # noqa: F401  (fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 IMAGES = ["--dataset", "imagenet", "--num-classes", 4, "--image-shape", "3,16,16", "--network", "mlp"]
 IMAGES += ["--batch-size", 8]
+SIZES = ["3,12,12:0", "3,16,16:1"]
 LEARN = ["--rgb-mean", 127, "--rgb-std", 60, "--lr", 0.005]
 
 
@@ -40,6 +42,23 @@ def test_a_resumed_run_sees_the_same_pixels(train, of, tmp_path):  # noqa: F811
     resumed = train(*words, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--data-nthreads", 2)
     assert resumed.digest() == whole.digest()
     assert resumed.results() == [result for result in whole.results() if result[0] != "Epoch[0]"]
+
+
+def test_images_have_the_size_of_their_epoch_and_of_validation(train, of, scored, backend, tmp_path):  # noqa: F811
+    """Each epoch is that of a run with its size alone. A score is that of validation, flips included."""
+    flips = ["--val-flip"] if backend == "torch" else []
+    network = [*of(), "--network", "resnet", "--num-layers", 8, "--backend", backend, "--model-prefix", tmp_path / "m"]
+    network += flips
+    words = [*network, "--random-crop", "--random-mirror", "--snapshot", 3, "--val-image-shape", "3,20,20"]
+    whole = train(*words, "--max-iter", 8, "--image-shape", *SIZES)
+    resumed = train(*words, "--max-iter", 8, "--image-shape", *SIZES, "--load-iteration", 6)
+    assert resumed.digest() == whole.digest()
+    large = train(*words, "--max-iter", 8, "--image-shape", "3,16,16", "--load-epoch", 1)
+    assert large.results() == later(whole.results(), 1)
+    for options in (["--image-shape", "3,20,20"], words[-2:]):
+        assert metrics(scored(*network, *options)) == metrics(whole) != metrics(scored(*network))
+    small = train(*words, "--max-iter", 5, "--image-shape", "3,12,12")
+    assert len(small.results()) > 4 and small.results()[:-1] == whole.results()[: len(small.results()) - 1]
 
 
 @pytest.mark.thorough

@@ -8,9 +8,10 @@ import pytest
 
 from dmltrain import models
 from dmltrain.checkpoints import checkpoint
+from dmltrain.data.images import mixing
 from dmltrain.report import reading
 from tests.mxnet_files import made
-from tests.test_fit import RESNET, SYNC, backend, finished, run, saved, train  # noqa: F401  (fixtures)
+from tests.test_fit import RESNET, SYNC, backend, finished, job, run, saved, train  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ACCURACIES = ("train_accuracy", "validation_accuracy", "validation_cross_entropy")
@@ -96,10 +97,11 @@ def test_a_run_that_resumes_from_a_snapshot_equals_an_uninterrupted_one(train, b
         assert resumed.values("Validation-accuracy")[-1] == whole.values("Validation-accuracy")[1]
 
 
-def test_masks_of_dropout_after_a_snapshot_are_those_of_a_resumed_run(run, tmp_path):  # noqa: F811
+def test_masks_of_dropout_and_mixings_after_a_snapshot_are_those_of_a_resumed_run(run, tmp_path):  # noqa: F811
     (tmp_path / "with-dropout-symbol.json").write_bytes(made.shared().content())
     words = ["--network", tmp_path / "with-dropout-symbol.json", "--dataset", "synthetic", "--image-shape", "3,9,9"]
     words += ["--num-examples", 16, "--batch-size", 4, "--num-epochs", 1, "--model-prefix", tmp_path / "m"]
+    words += ["--mixup", 1, "--cutmix", 1]
     whole = run(*words, "--snapshot", 2)
     saved(tmp_path / "m", 1).unlink()
     assert run(*words, "--snapshot", 2, "--load-iteration", 2).digest() == whole.digest()
@@ -196,3 +198,36 @@ def test_losses_are_metrics_by_mxnets_names(train):  # noqa: F811
     log = train(*SMALL, "--num-epochs", 1, "--loss", "ce,nll_loss")
     assert log.values("Train-nll-loss") == log.values("Train-cross-entropy") != []
     assert log.values("Validation-nll-loss") == log.values("Validation-cross-entropy") != []
+
+
+PROGRAM = """
+from dmltrain import fit
+from dmltrain.data.images import mixing
+
+drawn = mixing.drawn
+
+
+def printed(*given):
+    print("MIXED", drawn(*given))
+    return drawn(*given)
+
+
+mixing.drawn = printed
+fit.main(defaults={"dataset": "digits", "network": "mlp", "disp_batches": 100})
+"""
+
+
+def test_two_workers_draw_the_mixings_of_one_process(tmp_path, monkeypatch, run):  # noqa: F811
+    """One of each batch: with two batches in a step, another one for each."""
+    words = ["--num-examples", 300, "--num-epochs", 2, "--macrobatch-size", 64, "--mixup", 0.4, "--cutmix", 1]
+    words += ["--mixup-prob", 0.9]
+    made, drawn = [], mixing.drawn
+    monkeypatch.setattr(mixing, "drawn", lambda *given: made.append(drawn(*given)) or made[-1])
+    run(*words, "--batch-size", 32)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    sync = [*words, "--kv-store", "dist_sync", "--batch-size", 16]
+    with job(tmp_path / "job", 2, 1, tmp_path / "program.py", *sync) as running:
+        running.succeed()
+        for worker in range(2):
+            assert re.findall("MIXED (.*)", running.text(worker)) == list(map(str, made))
+    assert len(made) == 20 and len(set(made)) > 15 and None in made

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dmltrain.base.arrays import Array
 from dmltrain.base.env import Environment
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.layers import Network, Parameter
 from dmltrain.logs.metric import Sums
 
@@ -64,6 +65,8 @@ class RecipeSettings(Protocol):
     def ema_decay(self) -> float | None: ...
     @property
     def swa_from(self) -> int | None: ...
+    @property
+    def val_flip(self) -> bool: ...
 
 
 class Settings(RecipeSettings, Protocol):
@@ -186,7 +189,13 @@ class Trainer(Protocol):
         """Seed the framework's random numbers (dropout) on every device."""
 
     def train_step(
-        self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
+        self,
+        images: Array,
+        labels: Array,
+        total: int,
+        learning_rate: float,
+        checksum: Array | None = None,
+        mixing: Mixing | None = None,
     ) -> Array | None:
         """One update from this worker's images (N, C, H, W) and labels (N,) int64; N may be 0. uint8 images, in any
         order of memory, are normalised on the device. float32 images are the network's input without a change.
@@ -197,9 +206,12 @@ class Trainer(Protocol):
         `checksum`: in an elastic job (3,) float64, the number of this worker's samples and two sums over them that the
         caller chooses. `total` is then the number of samples that all workers got. Returns the sum of the checksums of
         the workers whose gradients the step has; the mean is over their samples. Without a checksum it returns None.
+
+        `mixing`: of the samples of each device, after the normalisation. The metrics compare with the label that has
+        the larger share.
         """
 
-    def accumulate(self, images: Array, labels: Array, total: int) -> None:
+    def accumulate(self, images: Array, labels: Array, total: int, mixing: Mixing | None = None) -> None:
         """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
 
     def evaluate(self, images: Array, labels: Array) -> None:

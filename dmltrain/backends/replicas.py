@@ -12,6 +12,7 @@ from dmltrain.backends import weights
 from dmltrain.backends.backend import AllReduce, Average, Pace
 from dmltrain.base.arrays import Array
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
@@ -53,9 +54,11 @@ class Replicas(ABC, Generic[Device, Tensor]):
         """float32 of uint8 `images` (N, C, H, W), by the operations of Normalisation.apply."""
 
     @abstractmethod
-    def counted_loss(self, index: int, images: Tensor, labels: Tensor, train: bool) -> Tensor:
-        """The cross-entropy summed over the samples; in training it includes that of auxiliary outputs. Also counts the
-        metrics of the main output."""
+    def counted_loss(
+        self, index: int, images: Tensor, labels: Tensor, train: bool, mixing: Mixing | None = None
+    ) -> Tensor:
+        """The cross-entropy summed over the samples; in training it includes that of auxiliary outputs, and of samples
+        that are mixed. Also counts the metrics of the main output."""
 
     @abstractmethod
     def read(self, tensor: Tensor) -> Array:
@@ -88,9 +91,9 @@ class Replicas(ABC, Generic[Device, Tensor]):
             raise ValueError("uint8 images, but the trainer was made without a normalisation")
         return self.normalised(placed, *self._normalisation[index])
 
-    def training_loss(self, index: int, part: tuple[Tensor, Tensor]) -> Tensor:
+    def training_loss(self, index: int, part: tuple[Tensor, Tensor], mixing: Mixing | None = None) -> Tensor:
         self._seen[index] += len(part[1])
-        return self.counted_loss(index, *part, train=True)
+        return self.counted_loss(index, *part, train=True, mixing=mixing)
 
     def evaluate(self, images: Array, labels: Array) -> None:
         """See Trainer."""

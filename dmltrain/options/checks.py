@@ -47,6 +47,8 @@ def checked(options: Options) -> Options:
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
     if options.crop is not None:
+        if options.image_stages:
+            raise UserError(f"--crop {options.crop} and the epochs of --image-shape exclude each other: leave one out")
         channels = options.image_shape[0] if options.image_shape else 3
         options = dataclasses.replace(options, image_shape=(channels, options.crop, options.crop))
     return options

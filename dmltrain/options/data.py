@@ -8,7 +8,7 @@ from dmltrain import data
 from dmltrain.data.assignment.partition import SHUFFLES
 from dmltrain.data.batches import PREFETCH_BYTES
 from dmltrain.options.field import Group, option
-from dmltrain.options.values import image_shape, integer, numbers, one_of, path, switch
+from dmltrain.options.values import JoinStages, ShapeByEpoch, integer, numbers, one_of, path, shape_by_epoch, switch
 
 OWN_FILES = "local"
 PARTS = ("shared", OWN_FILES)
@@ -63,8 +63,11 @@ class DataOptions(Group):
     )
     image_shape: tuple[int, int, int] | None = option(
         "Data",
-        "shape of the network's input images: channels,height,width (default: the data set's)",
-        image_shape,
+        "shape of the network's input images: channels,height,width (default: the data set's); several, each with its "
+        "first epoch, train on another size in each part of the run: 3,128,128:0 3,192,192:6 3,224,224:12",
+        shape_by_epoch,
+        nargs="+",
+        action=JoinStages,
         metavar="C,H,W",
     )
     crop: int | None = option(
@@ -137,3 +140,8 @@ class DataOptions(Group):
     test_io: bool = option(
         "Data", "1: only read the training data, and report images/s", switch, False, nargs="?", const=True
     )
+
+    @property
+    def image_stages(self) -> tuple[tuple[int, tuple[int, int, int]], ...]:
+        """The shapes of the training images, each with its first epoch; () if all epochs have --image-shape."""
+        return self.image_shape.stages if isinstance(self.image_shape, ShapeByEpoch) else ()

@@ -10,7 +10,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.logs.metric import BCE
 from dmltrain.options.field import Group, flag, option
-from dmltrain.options.values import integer, number, several_of
+from dmltrain.options.values import image_shape, integer, number, several_of, switch
 
 if TYPE_CHECKING:
     from dmltrain.options.table import Options
@@ -36,6 +36,41 @@ class RecipeOptions(Group):
         f"--loss {BCE}: a class whose target is above this counts as 1, any other as 0 (default: targets as they are)",
         number(0.0),
         metavar="TARGET",
+    )
+
+    mixup: float = option(
+        GROUP,
+        "mix each image with the one before it in the batch, in shares drawn from Beta(ALPHA, ALPHA); 0: off",
+        number(0.0),
+        0.0,
+        metavar="ALPHA",
+    )
+    cutmix: float = option(
+        GROUP,
+        "give each image a rectangle of the one before it, whose area is drawn from Beta(ALPHA, ALPHA); 0: off",
+        number(0.0),
+        0.0,
+        metavar="ALPHA",
+    )
+    mixup_prob: float = option(
+        GROUP, "--mixup, --cutmix: probability that a batch is mixed", number(0.0), 1.0, metavar="P"
+    )
+    mixup_switch_prob: float = option(
+        GROUP, "probability of cutmix with both --mixup and --cutmix", number(0.0), 0.5, metavar="P"
+    )
+    val_flip: bool = option(
+        GROUP,
+        "1: validate the mean of the outputs for an image and for its mirror image",
+        switch,
+        False,
+        nargs="?",
+        const=True,
+    )
+    val_image_shape: tuple[int, int, int] | None = option(
+        GROUP,
+        "shape of the images of validation: channels,height,width (default: that of --image-shape, the last one)",
+        image_shape,
+        metavar="C,H,W",
     )
 
     clip_gradient_norm: float | None = option(
@@ -80,7 +115,24 @@ class RecipeOptions(Group):
             raise UserError(f"--label-smoothing {options.label_smoothing:g}: expected a share below 1")
         if options.bce_threshold is not None and BCE not in options.loss:
             raise UserError(f"{flag('bce_threshold')} needs --loss {BCE}: it is about the targets of that loss")
+        _check_mixing(options)
         _check_average(options)
+
+
+def _check_mixing(options: Options) -> None:
+    given = [flag(name) for name in ("mixup", "cutmix") if getattr(options, name)]
+    for name, usual, needed, what in (("mixup_prob", 1.0, 1, "or"), ("mixup_switch_prob", 0.5, 2, "and")):
+        value = getattr(options, name)
+        if value > 1.0:
+            raise UserError(f"{flag(name)} {value:g}: expected a probability, at most 1")
+        if value != usual and len(given) < needed:
+            raise UserError(f"{flag(name)} needs --mixup {what} --cutmix: it is about the batches that these mix")
+    devices = len(options.device_names)
+    if given and options.batch_size < 2 * devices:
+        raise UserError(
+            f"{given[0]} mixes the images that a device gets of a batch, and --batch-size {options.batch_size} leaves "
+            f"one without a partner: use --batch-size {2 * devices} or more"
+        )
 
 
 def _check_average(options: Options) -> None:

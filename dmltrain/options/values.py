@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection
+from typing import Any
 
 from dmltrain import models
 from dmltrain.models import graph_file
@@ -114,6 +115,42 @@ def image_shape(text: str) -> tuple[int, int, int]:
     if len(sizes) != 3 or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected channels,height,width such as 3,28,28")
     return sizes[0], sizes[1], sizes[2]
+
+
+class ShapeByEpoch(tuple[int, int, int]):
+    """`--image-shape 3,128,128:0 3,192,192:6`: the last shape, which is the network's. `stages`: the first epoch of
+    each, and the shape."""
+
+    stages: tuple[tuple[int, tuple[int, int, int]], ...] = ()
+
+    def __str__(self) -> str:
+        """As on the command line: what members of an elastic job compare."""
+        return " ".join(f"{','.join(map(str, shape))}:{first}" for first, shape in self.stages)
+
+
+def shape_by_epoch(text: str) -> tuple[int, int, int]:
+    """'3,28,28' -> (3, 28, 28); '3,28,28:6' -> a ShapeByEpoch."""
+    sizes, colon, first = text.partition(":")
+    if not colon:
+        return image_shape(sizes)
+    found = ShapeByEpoch(image_shape(sizes))
+    found.stages = ((integer(0)(first), image_shape(sizes)),)
+    return found
+
+
+class JoinStages(argparse.Action):
+    """Of several words of `shape_by_epoch`: the last, with the stages of all."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        stages = [stage for value in values for stage in getattr(value, "stages", ())]
+        epochs, channels = [first for first, _ in stages], {shape[0] for _, shape in stages}
+        rise = epochs == sorted(set(epochs)) and epochs[:1] in ([], [0])
+        if not rise or len(stages) < len(values) > 1 or len(channels) > 1:
+            expected = "expected one shape, or some of as many channels with rising epochs: 3,128,128:0 3,224,224:12"
+            raise argparse.ArgumentError(self, expected)
+        if stages:
+            values[-1].stages = tuple(stages)
+        setattr(namespace, self.dest, values[-1])
 
 
 def device_list(text: str) -> tuple[str, ...]:

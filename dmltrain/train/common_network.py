@@ -12,6 +12,7 @@ from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import INITIALISERS, Network
 from dmltrain.models import graph_file
 from dmltrain.options import Options
+from dmltrain.train.loading import other_shapes
 
 
 def create(options: Options, num_classes: int | None, image_shape: tuple[int, int, int], store: KVStore) -> Network:
@@ -20,6 +21,13 @@ def create(options: Options, num_classes: int | None, image_shape: tuple[int, in
     network = models.create(options.network, options.num_layers, num_classes, image_shape, **options.network_options)
     if graph_file.is_graph(options.network):
         check(options.network, network, store)
+    for given, shape in other_shapes(options).items():
+        other = models.create(options.network, options.num_layers, num_classes, shape, **options.network_options)
+        if (other.root, other.parameters()) != (network.root, network.parameters()):
+            raise UserError(
+                f"{given}: {network.name} has other layers or weights for images of this size: use sizes for which it "
+                "is the same, or a network that ends with the mean over all positions, such as resnet"
+            )
     initialiser = INITIALISERS[options.initializer]
     return replace(network, initialiser=initialiser) if initialiser else network
 

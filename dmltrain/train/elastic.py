@@ -107,7 +107,9 @@ def leave_job(run: Run) -> None:
 
 def _facts(run: Run) -> dict[str, Any]:
     """The options that must be equal on all members, so that a replacement trains as the others do."""
-    values = {name: str(getattr(run.options, name)) for name in [*ON_MEMBERS, *OPS] if name not in OF_HOSTS}
+    values = {
+        name: str(getattr(run.options, name)) for name in ["image_shape", *ON_MEMBERS, *OPS] if name not in OF_HOSTS
+    }
     return {BATCH: values.pop("batch"), **values}
 
 

@@ -21,7 +21,7 @@ from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import decoded, enlarged, synthetic
 from dmltrain.data.assignment import partition
 from dmltrain.data.assignment.parts import Local, Parts, Shared
-from dmltrain.data.dataset import Dataset, First, ImageFiles
+from dmltrain.data.dataset import Dataset, First, ImageFiles, Samples
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import agreement
@@ -42,6 +42,7 @@ RANK = "{rank}"  # in paths of data: the worker's number
 def load_dataset(options: Options, store: KVStore, warn: Callable[[str], None]) -> Dataset:
     """Load the data set. Raises UserError if it does not fit the options, or if workers have different data."""
     dataset = _benchmark(options) if options.benchmark else _opened(of_rank(options, store.rank), store, warn)
+    dataset = _sized(options, dataset)
     if options.num_val_examples is not None:
         dataset = replace(dataset, validation=First(dataset.validation, options.num_val_examples))
     if options.top_k > dataset.num_classes:
@@ -57,6 +58,21 @@ def shape_and_classes(options: Options) -> tuple[tuple[int, int, int], int]:
     """The shape of the network's input (C, H, W) and the number of classes, as known before the data set is loaded."""
     known = data.DATASETS[options.dataset]
     return options.image_shape or known.image_shape, options.num_classes or known.num_classes
+
+
+def other_shapes(options: Options) -> dict[str, tuple[int, int, int]]:
+    """Option -> shape, for all shapes of images besides the network's."""
+    stages = options.image_stages[:-1]
+    shapes = {f"--image-shape {','.join(map(str, shape))}:{first}": shape for first, shape in stages}
+    if validation := options.val_image_shape:
+        shapes[f"--val-image-shape {','.join(map(str, validation))}"] = validation
+    return shapes
+
+
+def train_samples(options: Options, dataset: Dataset, epoch: int) -> Samples:
+    """The training samples, in the size of this epoch."""
+    shapes = [shape for first, shape in options.image_stages if first <= epoch]
+    return replace(dataset.train, shape=shapes[-1]) if isinstance(dataset.train, Decoded) and shapes else dataset.train
 
 
 def threads(options: Options, dataset: Dataset) -> int:
@@ -97,6 +113,24 @@ def _benchmark(options: Options) -> Dataset:
     return synthetic.benchmark(
         shape, classes, min(BENCHMARK_IMAGES, options.num_examples or BENCHMARK_IMAGES), options.seed
     )
+
+
+def _sized(options: Options, dataset: Dataset) -> Dataset:
+    """With the shape of --val-image-shape. Raises UserError if the data set has not all sizes that the options ask."""
+    for given, shape in other_shapes(options).items():
+        if not (isinstance(dataset.train, Decoded) and isinstance(dataset.validation, Decoded)):
+            raise UserError(
+                f"{given}: {dataset.name} cuts its images and does not resize them: use files of images, or an option "
+                "of image augmentation such as --random-crop 1"
+            )
+        if shape[0] != dataset.image_shape[0]:
+            raise UserError(f"{given}: expected {dataset.image_shape[0]} channel(s), as the network's input has")
+        if options.mean_img is not None:
+            raise UserError(f"{given}: --mean-img has a single size: use --rgb-mean")
+    if not options.val_image_shape:
+        return dataset
+    assert isinstance(dataset.validation, Decoded)  # see above
+    return replace(dataset, validation=replace(dataset.validation, shape=options.val_image_shape))
 
 
 def _opened(options: Options, store: KVStore, warn: Callable[[str], None]) -> Dataset:

@@ -16,13 +16,17 @@ import numpy as np
 
 from dmltrain.audit import sample_checksum
 from dmltrain.base.errors import Unreadable, UserError
+from dmltrain.base.random_bits import seed_of
 from dmltrain.data.assignment.parts import Part
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.broken import TooManyBroken
+from dmltrain.data.images import mixing
+from dmltrain.data.images.draws import RandomNumbers
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.logs import record
 from dmltrain.rounds.plain import PlainRounds, Rounds
 from dmltrain.rounds.rates import Rates
-from dmltrain.train import elastic
+from dmltrain.train import elastic, loading
 from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
@@ -83,7 +87,8 @@ class Steps:
         if part is not self._part:
             self._close()
             self._part = part
-            batches = iter(TrainBatches(run.dataset.train, part, run.threads, run.options.prefetch_bytes))
+            samples = loading.train_samples(run.options, run.dataset, self._epoch)
+            batches = iter(TrainBatches(samples, part, run.threads, run.options.prefetch_bytes))
             self._batches = _read(batches) if run.member else batches
         return part
 
@@ -98,10 +103,11 @@ class Steps:
                 return True
             self._begin(len(of_round))
         ends = batch.index + 1 == of_round.stop
+        mixing = self._mixing(batch, batch.index - of_round.start)
         if ends:
-            self._step(batch)
+            self._step(batch, mixing)
         else:
-            self._run.trainer.accumulate(batch.images, batch.labels, self._dealt)
+            self._run.trainer.accumulate(batch.images, batch.labels, self._dealt, mixing)
         if self._number and self._number % self._run.options.disp_batches == 0:
             self._meter.show(self._number)
         self._number += 1
@@ -116,10 +122,15 @@ class Steps:
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._epoch, step)), batches, len(positions))
 
-    def _step(self, batch: Batch) -> None:
+    def _mixing(self, batch: Batch, number: int) -> Mixing | None:
+        """Of the batch with this number in its round: the same on all workers, and in each repetition."""
+        seed = seed_of(self._run.options.seed, self._epoch, int(self._present), number)
+        return mixing.drawn(self._run.options, batch.images.shape[2:], RandomNumbers(seed))
+
+    def _step(self, batch: Batch, mixing: Mixing | None) -> None:
         """Make the round's step, with its last batch. It may be completed in a later view."""
-        own = self._rounds.checksum
-        committed = self._run.trainer.train_step(batch.images, batch.labels, self._dealt, self.rate, own)
+        own, trainer = self._rounds.checksum, self._run.trainer
+        committed = trainer.train_step(batch.images, batch.labels, self._dealt, self.rate, own, mixing)
         known = own if committed is None else committed
         if known is not None:
             self._checksum = known

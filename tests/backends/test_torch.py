@@ -19,6 +19,7 @@ from dmltrain.backends.torch.loss_scale import FIRST, LossScale
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.base.env import TRANSPORTS
 from dmltrain.base.errors import UserError
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.options import parse
@@ -188,6 +189,77 @@ def test_losses_are_those_of_torchs_functions_and_the_cross_entropy_is_reported(
     assert_close(made, plain, 1e-6)
     cross_entropy = torch.nn.functional.cross_entropy(logits, expected, reduction="sum").item()
     assert made.take_sums().cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
+
+
+MIXINGS = [Mixing(0.7), Mixing(0.3), Mixing(0.875, (2, 4, 4, 8)), Mixing(0.75, (4, 0, 8, 4))]
+MIXED_LOSSES = {  # of logits and the targets of two labels in their shares, by torchvision's and timm's formulas
+    "": lambda logits, mix: torch.nn.functional.cross_entropy(logits, mix(1.0, 0.0), reduction="sum"),
+    "--devices cpu:2": lambda logits, mix: torch.nn.functional.cross_entropy(logits, mix(1.0, 0.0), reduction="sum"),
+    "--label-smoothing 0.1": lambda logits, mix: torch.nn.functional.cross_entropy(
+        logits, mix(0.91, 0.01), reduction="sum"
+    ),
+    "--loss bce --label-smoothing 0.1": lambda logits, mix: binary(logits, mix(0.91, 0.01)),
+    "--loss bce --bce-threshold 0.28": lambda logits, mix: binary(logits, (mix(1.0, 0.0) > 0.28).float()),
+}
+
+
+def mixed_by_hand(images, mixing):
+    """v2.MixUp and v2.CutMix of torchvision for this share and box."""
+    partners = np.roll(images, 1, 0)
+    if not mixing.box:
+        return partners * (1.0 - mixing.share) + images * mixing.share
+    top, left, bottom, right = mixing.box
+    images = images.copy()
+    images[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
+    return images
+
+
+@pytest.mark.parametrize("line", MIXED_LOSSES)
+def test_mixed_batches_have_torchvisions_images_and_the_loss_of_both_labels(line):
+    """Two steps, each with the gradients of two batches; partners are those of the same device."""
+    made, plain = make(line=f"--mom 0 --wd 0 {line}"), make()
+    module, groups = plain.replicas.modules[0], 2 if "cpu:2" in line else 1
+    sgd, correct, cross_entropy = torch.optim.SGD(module.parameters(), lr=0.5), 0, 0.0
+    for number, mixing in enumerate(MIXINGS):
+        images, labels = batch(count=9, seed=number)
+        parts = zip(np.array_split(images, groups), np.array_split(labels, groups), strict=True)
+        for part, own in parts:
+            logits = module(torch.from_numpy(mixed_by_hand(part, mixing).astype(np.float32)))
+            both = torch.from_numpy(own), torch.from_numpy(np.roll(own, 1))
+
+            def mix(on, off, both=both, share=mixing.share):
+                return share * one_hot(both[0], on, off) + (1.0 - share) * one_hot(both[1], on, off)
+
+            (MIXED_LOSSES[line](logits, mix) / 18).backward()
+            larger = both[mixing.share < 0.5]
+            correct += (logits.argmax(1) == larger).sum().item()
+            cross_entropy += torch.nn.functional.cross_entropy(logits, larger, reduction="sum").item()
+        if number % 2 == 0:
+            made.accumulate(images, labels, 18, mixing)
+            continue
+        made.train_step(images, labels, 18, 0.5, mixing=mixing)
+        sgd.step()
+        sgd.zero_grad()
+    assert_close(made, plain, 1e-6)
+    sums = made.take_sums()
+    assert (sums.samples, sums.correct) == (36, correct)
+    assert sums.cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
+
+
+def test_flipped_validation_averages_the_outputs_for_an_image_and_its_mirror():
+    made, (images, labels) = make(RESNET, "--val-flip 1 --ema-decay 0.75"), batch(RESNET)
+    made.train_step(images, labels, 16, 0.5)
+    made.take_sums()
+    made.evaluate(images, labels)
+    for module, found in (
+        (made.replicas.modules[0], made.take_sums()),
+        (made.average.module, made.average.take_sums()),
+    ):
+        module.eval()
+        with torch.no_grad():
+            logits = (module(torch.from_numpy(images)) + module(torch.from_numpy(images[..., ::-1].copy()))) / 2
+            expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum").item()
+        assert found.cross_entropy == pytest.approx(expected, rel=1e-5) and found.samples == 16
 
 
 def test_the_seed_of_a_step_is_the_same_in_every_version():

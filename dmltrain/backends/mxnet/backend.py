@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LOSS = "its loss is gluon's cross-entropy of whole labels"
 CLIP = "its gradients go from backward to the kvstore, and there is no step between them"
+MIXING = "its loss is of whole labels, and mixed images have two"
+FLIP = "its validation gives each image to the network once"
 AVERAGE = "its trainer keeps one copy of the weights on each device, and none of an average"
 
 
@@ -42,6 +44,9 @@ class MXNetBackend:
             "clip_gradient_value": CLIP,
             "ema_decay": AVERAGE,
             "swa_from": AVERAGE,
+            "mixup": MIXING,
+            "cutmix": MIXING,
+            "val_flip": FLIP,
         },
     )
 

@@ -17,6 +17,7 @@ from dmltrain.backends.replicas import METRICS, Replicas
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.layers import Network
 
 mx = mxnet_compat.load()
@@ -74,8 +75,10 @@ class MXNetReplicas(Replicas[Any, NDArray]):
     def normalised(self, images: NDArray, mean: NDArray, factor: NDArray) -> NDArray:
         return mx.nd.broadcast_mul(mx.nd.broadcast_sub(images.astype("float32"), mean), factor)
 
-    def counted_loss(self, index: int, images: NDArray, labels: NDArray, train: bool) -> NDArray:
-        """In training it is called within mx.autograd.record()."""
+    def counted_loss(
+        self, index: int, images: NDArray, labels: NDArray, train: bool, mixing: Mixing | None = None
+    ) -> NDArray:
+        """In training it is called within mx.autograd.record(), always without a mixing."""
         outputs = self._block(images)
         logits, *auxiliary = outputs if self.auxiliary_weights else [outputs]  # (N, num_classes) each
         loss = cross_entropy(logits, labels)

@@ -26,6 +26,7 @@ from dmltrain.backends.replicas import TrainerOfReplicas
 from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Network
 
@@ -90,9 +91,15 @@ class MXNetTrainer(TrainerOfReplicas):
         mx.random.seed(random_bits.seed_of(*numbers, size=4))
 
     def train_step(
-        self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
+        self,
+        images: Array,
+        labels: Array,
+        total: int,
+        learning_rate: float,
+        checksum: Array | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
-        """`checksum` has no effect: jobs with MXNet are not elastic."""
+        """`checksum` and `mixing` have no effect: elastic jobs and the options of mixing are refused."""
         self._backward(images, labels, total)
         for learned, sums in self._accumulated:
             for gradient, so_far in zip(learned.gradients, sums, strict=True):
@@ -100,7 +107,7 @@ class MXNetTrainer(TrainerOfReplicas):
         self._accumulated = []
         self._step(learning_rate)
 
-    def accumulate(self, images: Array, labels: Array, total: int) -> None:
+    def accumulate(self, images: Array, labels: Array, total: int, mixing: Mixing | None = None) -> None:
         self._backward(images, labels, total)
         if not self._accumulated:
             self._accumulated = [

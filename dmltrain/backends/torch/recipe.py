@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,30 +11,49 @@ from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dmltrain.backends.backend import Settings
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.logs.metric import BCE
 
 
 class Objective:
-    """The loss that `settings` ask for: `objective(logits, labels)` is its sum over the samples. logits: float32
-    (N, classes); labels: int64 (N,)."""
+    """The loss that `settings` ask for: `objective(logits, labels, mixing)` is its sum over the samples. logits:
+    float32 (N, classes); labels: int64 (N,)."""
 
     def __init__(self, settings: Settings) -> None:
         self._smoothing, self._threshold = settings.label_smoothing, settings.bce_threshold
         self._binary = BCE in settings.loss
         self.is_cross_entropy = not (self._smoothing or self._binary)
 
-    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor, mixing: Mixing | None = None) -> torch.Tensor:
         if not self._binary:
-            return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=self._smoothing)
-        targets = self._targets(labels, logits)
+            smoothed = partial(functional.cross_entropy, logits, reduction="sum", label_smoothing=self._smoothing)
+            return _in_shares(smoothed, labels, mixing)
+        targets = _in_shares(partial(self._targets, logits), labels, mixing)
         if self._threshold is not None:
             targets = targets.gt(self._threshold).to(logits.dtype)
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[1]
 
-    def _targets(self, labels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def _targets(self, like: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(N, classes): of timm's BinaryCrossEntropy."""
         off = self._smoothing / like.shape[1]
         return torch.full_like(like, off).scatter_(1, labels[:, None], 1.0 - self._smoothing + off)
+
+
+def _in_shares(of: Callable[[torch.Tensor], torch.Tensor], labels: torch.Tensor, mixing: Mixing | None) -> torch.Tensor:
+    """of(labels), which is linear in the targets, of samples whose labels have these shares."""
+    own = of(labels)
+    return own if mixing is None else mixing.share * own + (1.0 - mixing.share) * of(labels.roll(1, 0))
+
+
+def mixed(images: torch.Tensor, mixing: Mixing) -> torch.Tensor:
+    """float32 (N, C, H, W); a new tensor in the same layout, also where `roll` gives another one."""
+    partners = images.roll(1, 0)
+    if mixing.box is None:
+        return images.mul(mixing.share).add_(partners, alpha=1.0 - mixing.share)
+    top, left, bottom, right = mixing.box
+    cut = images.clone()
+    cut[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
+    return cut
 
 
 class Clipping:

@@ -17,10 +17,11 @@ from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.average import average_of
 from dmltrain.backends.torch.copies import SampleBuffers
-from dmltrain.backends.torch.recipe import Objective
+from dmltrain.backends.torch.recipe import Objective, mixed
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.layers import Conv, Network
 
 
@@ -38,7 +39,7 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         own = list(map(devices.find, settings.device_names))
         self._buffers = {device: SampleBuffers(device) for device in devices.gpus(own)}
         super().__init__(network, own, normalisation, settings.top_k)
-        self._dtype, self._loss = getattr(torch, settings.dtype), Objective(settings)
+        self._dtype, self._loss, self._flips = getattr(torch, settings.dtype), Objective(settings), settings.val_flip
         self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
         torch_layers.initialise(first, network, settings.seed)
@@ -71,18 +72,30 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
     def normalised(self, images: torch.Tensor, mean: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         return images.float().sub_(mean).mul_(factor)
 
-    def counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
+    def counted_loss(
+        self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool, mixing: Mixing | None = None
+    ) -> torch.Tensor:
         self.modules[index].train(train)
-        with torch.set_grad_enabled(train):
-            logits, *auxiliary = self._outputs(self._forwards[index], images)
-            loss = self._loss(logits, labels) if train else functional.cross_entropy(logits, labels, reduction="sum")
-            reported = loss.detach()
-            if train and not self._loss.is_cross_entropy:
-                reported = functional.cross_entropy(logits.detach(), labels, reduction="sum")
-            self.sums[index] += count(logits.detach(), labels, reported, self.top_k)
-            for weight, others in zip(self.auxiliary_weights, auxiliary, strict=False):  # none in evaluation
-                loss = loss + weight * self._loss(others, labels)
+        if not train:
+            counted = self._metrics(self._forwards[index], images, labels)
+            self.sums[index] += counted
+            return counted[-1]
+        logits, *auxiliary = self._outputs(self._forwards[index], mixed(images, mixing) if mixing else images)
+        loss = self._loss(logits, labels, mixing)
+        self.sums[index] += self._training_metrics(logits.detach(), labels, loss.detach(), mixing)
+        for weight, others in zip(self.auxiliary_weights, auxiliary, strict=True):
+            loss = loss + weight * self._loss(others, labels, mixing)
         return loss
+
+    def _training_metrics(
+        self, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, mixing: Mixing | None
+    ) -> torch.Tensor:
+        """Those of the larger share of mixed samples."""
+        if mixing and mixing.share < 0.5:
+            labels = labels.roll(1, 0)
+        if mixing or not self._loss.is_cross_entropy:
+            loss = functional.cross_entropy(logits, labels, reduction="sum")
+        return count(logits, labels, loss, self.top_k)
 
     def _outputs(self, forward: Callable[[torch.Tensor], Any], images: torch.Tensor) -> list[torch.Tensor]:
         """Of the network, and in training of its auxiliary classifiers."""
@@ -90,9 +103,13 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
             outputs = forward(images)
         return [output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
-    def _metrics(self, module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _metrics(
+        self, forward: Callable[[torch.Tensor], Any], images: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
         with torch.no_grad():
-            logits = self._outputs(module, images)[0]
+            logits = self._outputs(forward, images)[0]
+            if self._flips:
+                logits = (logits + self._outputs(forward, images.flip(3))[0]) / 2
             return count(logits, labels, functional.cross_entropy(logits, labels, reduction="sum"), self.top_k)
 
     def evaluate(self, images: Array, labels: Array) -> None:

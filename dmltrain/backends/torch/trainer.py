@@ -26,6 +26,7 @@ from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
+from dmltrain.data.images.mixing import Mixing
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.layers import Network
@@ -106,13 +107,19 @@ class TorchTrainer(TrainerOfReplicas):
         torch.manual_seed(random_bits.seed_of(*numbers))
 
     def train_step(
-        self, images: Array, labels: Array, total: int, learning_rate: float, checksum: Array | None = None
+        self,
+        images: Array,
+        labels: Array,
+        total: int,
+        learning_rate: float,
+        checksum: Array | None = None,
+        mixing: Mixing | None = None,
     ) -> Array | None:
         if checksum is not None:
             self._optimizer.round(total, checksum)
         set_rate(self._optimizer, learning_rate)
         self.reach("begin")
-        self._backward(images, labels, total)
+        self._backward(images, labels, total, mixing)
         self._has_gradient = False
         if not self._is_single:
             self.replicas.sum_gradients()
@@ -134,14 +141,14 @@ class TorchTrainer(TrainerOfReplicas):
             self._optimizer.settle()
             self.replicas.average.after_step()
 
-    def accumulate(self, images: Array, labels: Array, total: int) -> None:
+    def accumulate(self, images: Array, labels: Array, total: int, mixing: Mixing | None = None) -> None:
         self.reach("begin")
         with self._optimizer.accumulate():
-            self._backward(images, labels, total)
+            self._backward(images, labels, total, mixing)
         self._has_gradient = True
         self.reach("end", self.replicas.wait)
 
-    def _backward(self, images: Array, labels: Array, total: int) -> None:
+    def _backward(self, images: Array, labels: Array, total: int, mixing: Mixing | None) -> None:
         if not total:
             return
         if not self._has_gradient:
@@ -149,7 +156,7 @@ class TorchTrainer(TrainerOfReplicas):
             self.replicas.copy_weights()
         self._samples = len(labels) + (self._samples if self._has_gradient else 0)
         for index, part in enumerate(self.replicas.parts(images, labels)):
-            loss = self.replicas.training_loss(index, part) if part else self._no_loss(index)
+            loss = self.replicas.training_loss(index, part, mixing) if part else self._no_loss(index)
             if index == 0:
                 self.reach("between", self.replicas.wait)
             scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
