@@ -10,6 +10,7 @@ from dmltrain import kvstore
 from dmltrain.backends.torch import registered
 from dmltrain.backends.torch.distributed import layout
 from dmltrain.kvstore import codec
+from dmltrain.kvstore.encoded import Encoded
 from tests.backends.trainers import RESNET, batch, torch_trainer
 from tests.device import fake_cuda
 from tests.device.test_on_it import in_a_job, of_job, same
@@ -57,8 +58,12 @@ def of_a_step(store, line):
         found,
         sent[-1] if sent else 0,
         first,
-        all(store.shares(bucket.host.complete()) for bucket in gradients.buckets),
+        all(store.shares(part) for bucket in gradients.buckets for part in _parts(bucket.host.complete())),
     )
+
+
+def _parts(pushed):
+    return pushed.parts if isinstance(pushed, Encoded) else [pushed]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,9 @@ class CopyStreams:
     samples: torch.Stream
 
 
+Copy = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # what to make of a source, and where it goes
+
+
 @functools.cache
 def streams(device: torch.device) -> CopyStreams:
     return CopyStreams(*(torch.Stream(device=device) for _ in range(3)))
@@ -28,13 +32,14 @@ def computing(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
-def to_host(source: torch.Tensor, target: torch.Tensor) -> torch.Event:
-    """Copy `source` to pinned memory once it is computed. The source must stay until the event, which is when `target`
-    has the values."""
+def to_host(source: torch.Tensor, *copies: Copy) -> torch.Event:
+    """Copy what is made of `source` to pinned memory once that is computed. It is made on the stream of the copies. The
+    source must stay until the event, which is when the memory has the values."""
     out = streams(source.device).out
     out.wait_stream(computing(source.device))
     with out:
-        target.copy_(source, non_blocking=True)
+        for make, target in copies:
+            target.copy_(make(source), non_blocking=True)
     return out.record_event()
 
 

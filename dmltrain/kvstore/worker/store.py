@@ -16,6 +16,7 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
+from dmltrain.kvstore.encoded import Encoding
 from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
@@ -159,6 +160,9 @@ class DistKVStore(KVStore):
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
+
+    def encodings(self, key: Key) -> Sequence[Encoding]:
+        return () if self.elastic else self._transfers.encodings(key)
 
     def shares(self, array: Array) -> bool:
         return self._arena is not None and self._arena.offset_of(array) is not None

@@ -11,10 +11,19 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, PushedMemory, Results, copy_all
+from dmltrain.backends.torch.distributed.flat import (
+    FlatWeights,
+    Places,
+    PushedMemory,
+    Results,
+    copy_all,
+    encoded_memory,
+    pinned,
+)
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.encoded import Encoded, Encoding
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
 CHANGED = (
@@ -59,16 +68,17 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def lay_out(self, memory: Array, keep: bool = False) -> None:
+    def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
         memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
-        pinned memory."""
-        host = torch.from_numpy(memory)
-        if self.on_gpu and not host.is_pinned():
-            host = torch.empty_like(host, pin_memory=True)
+        pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients, and copies the bytes to where these
+        say."""
+        host = pinned(memory) if self.on_gpu else torch.from_numpy(memory)
         arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
-        self.host = PushedMemory(host)
+        self.host = PushedMemory(host.numpy(), (torch.Tensor.detach, host))
+        if encodings:
+            self.host = encoded_memory(encodings, self.device)
         self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
         self.views = self.places.cut(self.gradients)
         self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
@@ -179,8 +189,9 @@ class Bucket:
             self.host.begin_copy(self.gradients)
         return self.on_gpu
 
-    def host_gradients(self) -> Array:
-        """The flat gradients in host memory, which does not change until the key's next pull returns."""
+    def host_gradients(self) -> Array | Encoded:
+        """The flat gradients in host memory, which does not change until the key's next pull returns. Encoded only
+        where `lay_out` got encodings."""
         if not self.host.has_begun:
             self.begin_copy()
         return self.host.complete()

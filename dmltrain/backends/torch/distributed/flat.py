@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from dmltrain.backends.torch import copies
+from dmltrain.backends.torch.codecs import SliceEncoder
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.encoded import Encoded, Encoding
 
 MAX_RESULTS = 8  # addresses of results for which views are kept
 
@@ -101,10 +104,11 @@ class FlatWeights:
 
 
 class PushedMemory:
-    """The memory from which a bucket is pushed, (elements,): on a CPU that of its gradients, for a GPU pinned."""
+    """The memory from which a bucket is pushed: on a CPU that of its gradients, for a GPU pinned. `pushed`: what the
+    store gets; `made`: the copies that fill it."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
+    def __init__(self, pushed: Array | Encoded, *made: copies.Copy) -> None:
+        self._pushed, self._made = pushed, made
         self._copied: torch.Event | None = None  # None: no copy has begun
 
     @property
@@ -117,20 +121,36 @@ class PushedMemory:
         return self._copied is None or self._copied.query()
 
     def begin_copy(self, gradients: torch.Tensor) -> None:
-        self._copied = copies.to_host(gradients, self._memory)
+        self._copied = copies.to_host(gradients, *self._made)
 
-    def complete(self) -> Array:
+    def complete(self) -> Array | Encoded:
         """Wait for the copy that has begun, if one has."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
-        return self._memory.numpy()
+        return self._pushed
 
     def forget(self, device: torch.device) -> None:
         """What is computed from now on may change the gradients of the copy, for which nobody waits any more."""
         if self._copied is not None:
             copies.computing(device).wait_event(self._copied)
             self._copied = None
+
+
+def encoded_memory(encodings: Sequence[Encoding], device: torch.device) -> PushedMemory:
+    """For a GPU's gradients, which are encoded there."""
+    with copies.streams(device).out:
+        encoders = [SliceEncoder(encoding, device) for encoding in encodings]
+    bare = [np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory for each in encodings]
+    parts = list(map(pinned, bare))
+    made = zip([encoder.encode for encoder in encoders], parts, strict=True)
+    return PushedMemory(Encoded([part.numpy() for part in parts]), *made)
+
+
+def pinned(memory: Array) -> torch.Tensor:
+    """The same memory if it is pinned, else other memory that is."""
+    here = torch.from_numpy(memory)
+    return here if here.is_pinned() else torch.empty_like(here, pin_memory=True)
 
 
 class Results:
