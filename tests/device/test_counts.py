@@ -9,6 +9,7 @@ import torch
 from dmltrain import kvstore
 from dmltrain.backends.torch import registered
 from dmltrain.backends.torch.distributed import layout
+from dmltrain.backends.torch.distributed.gradients import leaving
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.encoded import Encoded
 from tests.backends.trainers import RESNET, batch, torch_trainer
@@ -36,7 +37,7 @@ def of_a_step(store, line):
     push, pushpull = gradients.push, store.pushpull
 
     def noted_push():
-        sent.append(sum(bucket.pushed and bucket not in gradients._copying for bucket in gradients.buckets))
+        sent.append(sum(bucket.pushed and bucket not in gradients.leaving for bucket in gradients.buckets))
         push()
 
     def noted_pushpull(*arguments, **named):
@@ -77,6 +78,7 @@ def alone():
 @pytest.mark.parametrize("kind, line", KERNELS)
 def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, alone, monkeypatch):
     monkeypatch.setattr(layout, "BUCKET_BYTES", 1 << 14)
+    monkeypatch.setattr(leaving, "ENCODED_TOGETHER", 1 << 17)
     ((found, sent, begun, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line))
     of_gradients = 4 * RESNET.num_parameters
     assert {what: found[what] - alone[what] for what in COUNTED} == {

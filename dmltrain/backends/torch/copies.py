@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,9 +19,6 @@ class CopyStreams:
     samples: torch.Stream
 
 
-Copy = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # what to make of a source, and where it goes
-
-
 @functools.cache
 def streams(device: torch.device) -> CopyStreams:
     return CopyStreams(*(torch.Stream(device=device) for _ in range(3)))
@@ -32,14 +29,14 @@ def computing(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
-def to_host(source: torch.Tensor, *copies: Copy) -> torch.Event:
-    """Copy what is made of `source` to pinned memory once that is computed. It is made on the stream of the copies. The
-    source must stay until the event, which is when the memory has the values."""
-    out = streams(source.device).out
-    out.wait_stream(computing(source.device))
+def to_host(device: torch.device, pairs: Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]) -> torch.Event:
+    """Copy tensors of the device to pinned memory: `pairs` of a source and its target. They are made on the stream of
+    the copies, from what is computed by now, which must stay until the event. Then the targets have the values."""
+    out = streams(device).out
+    out.wait_stream(computing(device))
     with out:
-        for make, target in copies:
-            target.copy_(make(source), non_blocking=True)
+        for source, target in pairs():
+            target.copy_(source, non_blocking=True)
     return out.record_event()
 
 

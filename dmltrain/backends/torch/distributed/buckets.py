@@ -16,6 +16,7 @@ from dmltrain.backends.torch.distributed.flat import (
     Places,
     PushedMemory,
     Results,
+    begin_copies,
     copy_all,
     encoded_memory,
     pinned,
@@ -76,9 +77,7 @@ class Bucket:
         say."""
         host = pinned(memory) if self.on_gpu else torch.from_numpy(memory)
         arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
-        self.host = PushedMemory(host.numpy(), (torch.Tensor.detach, host))
-        if encodings:
-            self.host = encoded_memory(encodings, self.device)
+        self.host = encoded_memory(encodings, self.device) if encodings else PushedMemory([host])
         self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
         self.views = self.places.cut(self.gradients)
         self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
@@ -182,18 +181,17 @@ class Bucket:
         elif weight != 1.0:
             self.gradients.mul_(weight)
 
-    def begin_copy(self) -> bool:
-        """Begin to copy complete gradients to the host. Returns whether that goes on after the call: on a GPU."""
+    def freeze(self) -> bool:
+        """The gradients are complete: nothing may change them. Returns whether they must be copied to the host first:
+        those of a GPU."""
         self._version = self.gradients._version  # for `check_unchanged`
-        if self.on_gpu:
-            self.host.begin_copy(self.gradients)
         return self.on_gpu
 
     def host_gradients(self) -> Array | Encoded:
         """The flat gradients in host memory, which does not change until the key's next pull returns. Encoded only
         where `lay_out` got encodings."""
-        if not self.host.has_begun:
-            self.begin_copy()
+        if not self.host.has_begun and self.freeze():
+            copy_to_host([self])
         return self.host.complete()
 
     def send(self, store: KVStore) -> Handle:
@@ -244,6 +242,12 @@ class Bucket:
             return with_gradients(self.parameters, self.result(handle, factor))
         self.receive(handle, factor)
         return with_gradients(self.parameters, self.views)
+
+
+def copy_to_host(buckets: Sequence[Bucket]) -> None:
+    """Begin to copy the gradients of these buckets, all on one GPU, to the host."""
+    if buckets:
+        begin_copies(buckets[0].device, [(bucket.host, bucket.gradients) for bucket in buckets])
 
 
 def note_last_use(buckets: Sequence[Bucket]) -> None:

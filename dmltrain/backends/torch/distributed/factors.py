@@ -55,7 +55,7 @@ class FactoredBucket(Bucket):
         weights = self.weights.on_host()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
         self.weights.set(torch.from_numpy(weights))
-        self.host = PushedMemory(np.empty(0))  # nothing is copied to it
+        self.host = PushedMemory([torch.empty(0, device="cpu")])  # nothing is copied to it
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
         self.views = self.places.cut(self.gradients)
         (self._marker,) = self.places.cut(self.gradients)  # another tensor of the same memory
@@ -164,7 +164,7 @@ class FactoredBucket(Bucket):
     def gather(self) -> None:
         """The factors are on the host already."""
 
-    def begin_copy(self) -> bool:
+    def freeze(self) -> bool:
         return False
 
     # -- all workers ----------------------------------------------------------------------------------------------

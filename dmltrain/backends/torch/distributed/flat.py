@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.codecs import SliceEncoder
+from dmltrain.backends.torch.codecs import SliceEncoder, encode
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.codec import Codec
 from dmltrain.kvstore.encoded import Encoded, Encoding
 
 MAX_RESULTS = 8  # addresses of results for which views are kept
@@ -104,11 +105,13 @@ class FlatWeights:
 
 
 class PushedMemory:
-    """The memory from which a bucket is pushed: on a CPU that of its gradients, for a GPU pinned. `pushed`: what the
-    store gets; `made`: the copies that fill it."""
+    """The memory from which a bucket is pushed: on a CPU that of its gradients, for a GPU pinned. `encoders`: of a GPU
+    that encodes its gradients; then there is memory for each of their slices."""
 
-    def __init__(self, pushed: Array | Encoded, *made: copies.Copy) -> None:
-        self._pushed, self._made = pushed, made
+    def __init__(self, memory: Sequence[torch.Tensor], encoders: Sequence[SliceEncoder] = ()) -> None:
+        self.memory, self.encoders = memory, encoders
+        arrays = [each.numpy() for each in memory]
+        self._pushed: Array | Encoded = Encoded(arrays) if encoders else arrays[0]
         self._copied: torch.Event | None = None  # None: no copy has begun
 
     @property
@@ -120,8 +123,9 @@ class PushedMemory:
         """Whether `complete` returns at once."""
         return self._copied is None or self._copied.query()
 
-    def begin_copy(self, gradients: torch.Tensor) -> None:
-        self._copied = copies.to_host(gradients, *self._made)
+    def begun(self, copied: torch.Event) -> None:
+        """A copy to the memory has begun, which is complete after the event."""
+        self._copied = copied
 
     def complete(self) -> Array | Encoded:
         """Wait for the copy that has begun, if one has."""
@@ -143,8 +147,27 @@ def encoded_memory(encodings: Sequence[Encoding], device: torch.device) -> Pushe
         encoders = [SliceEncoder(encoding, device) for encoding in encodings]
     bare = [np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory for each in encodings]
     parts = list(map(pinned, bare))
-    made = zip([encoder.encode for encoder in encoders], parts, strict=True)
-    return PushedMemory(Encoded([part.numpy() for part in parts]), *made)
+    return PushedMemory(parts, encoders)
+
+
+def begin_copies(device: torch.device, sources: Sequence[tuple[PushedMemory, torch.Tensor]]) -> None:
+    """Begin to copy the gradients (elements,) of buckets on one GPU to the host. Those that are encoded are encoded
+    together."""
+    copied = copies.to_host(device, lambda: _pairs(sources))
+    for memory, _ in sources:
+        memory.begun(copied)
+
+
+def _pairs(sources: Sequence[tuple[PushedMemory, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    coded: dict[Codec, list[tuple[SliceEncoder, torch.Tensor, torch.Tensor]]] = {}
+    for host, gradients in sources:
+        if not host.encoders:
+            yield gradients, host.memory[0]
+        for encoder, place in zip(host.encoders, host.memory, strict=False):
+            coded.setdefault(encoder.codec, []).append((encoder, encoder.of(gradients), place))
+    for each in coded.values():
+        encoders, slices, places = zip(*each, strict=True)
+        yield from zip(encode(encoders, slices), places, strict=True)
 
 
 def pinned(memory: Array) -> torch.Tensor:
