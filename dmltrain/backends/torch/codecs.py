@@ -143,9 +143,9 @@ def _four_levels(_: four_levels.FourLevels, joined: Joined) -> tuple[Bits, torch
     sums = _pairwise(magnitude)
     reached = magnitude >= (sums / joined.counts * float(four_levels.HIGH_FROM))[:, None]
     ones = reached.float()
-    number, above = ones.sum(1), _pairwise(magnitude.mul_(ones))
-    high = above / number.clamp(min=1.0)
-    low = (sums - above).clamp_(min=0.0) / (joined.counts - number).clamp_(min=1.0)
+    number, rest = ones.sum(1), _pairwise(magnitude.sub_(magnitude * ones))
+    high = (sums - rest).clamp_(min=0.0) / number.clamp(min=1.0)
+    low = rest / (joined.counts - number).clamp_(min=1.0)
     finite = sums.isfinite()
     high, low = torch.where(finite, high, torch.nan), torch.where(finite, low, torch.nan)
     sent = ones.mul_((high - low)[:, None]).add_(low[:, None]).view(-1).copysign_(values)

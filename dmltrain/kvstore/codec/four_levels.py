@@ -111,9 +111,10 @@ def _find_levels(groups: Array, size: int, low: Array, high: Array) -> Array:
     ones = scratch("reached", groups.size).reshape(groups.shape)  # as float32
     np.copyto(ones, reached)
     number = np.einsum("ij->i", ones)  # the fastest sum, which is exact here
-    above = np.add.reduce(np.multiply(magnitude, ones, out=magnitude), axis=1)
-    np.divide(above, np.maximum(number, np.float32(1)), out=high)
-    np.divide(np.maximum(total - above, np.float32(0)), np.maximum(counts - number, np.float32(1)), out=low)
+    above = np.multiply(magnitude, ones, out=scratch("above", groups.size).reshape(groups.shape))
+    rest = np.add.reduce(np.subtract(magnitude, above, out=magnitude), axis=1)  # without the rounding of an outlier
+    np.divide(np.maximum(total - rest, np.float32(0)), np.maximum(number, np.float32(1)), out=high)
+    np.divide(rest, np.maximum(counts - number, np.float32(1)), out=low)
     bad = ~np.isfinite(total)
     if bad.any():
         low[bad] = high[bad] = np.nan
