@@ -104,6 +104,29 @@ def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, a
     assert begun == BUCKETS if kind == "dist_local" else 0 < sent < BUCKETS, "one goes on while others are sent"
 
 
+def test_two_gpus_exchange_gradients_and_weights_with_one_copy_each_and_push_once(monkeypatch):
+    def counts(store):
+        found, *_ = of_a_step(store, "--gpus 0,1")
+        replicas = torch_trainer(RESNET, "--gpus 0,1").replicas
+        for module in replicas.modules:
+            for parameter in module.parameters():
+                parameter.grad = torch.ones_like(parameter)
+        kernels = []
+        for call in (replicas.sum_gradients, replicas.copy_weights):
+            before = fake_cuda.counted("kernels")
+            call()
+            kernels.append(fake_cuda.counted("kernels") - before)
+        return found, kernels
+
+    monkeypatch.setattr(layout, "BUCKET_BYTES", 1 << 14)
+    ((found, kernels),) = in_a_job("dist_sync", 1, counts)
+    assert kernels == [3, 3]  # gathered, copied, and added or set
+    assert found["copies to the host"] == BUCKETS and found["bytes to the host"] == 4 * RESNET.num_parameters
+    assert (
+        found["blocking copies to the host"] == 0 and found["copies on other streams"] == 2 * BUCKETS + 2 * OF_SAMPLES
+    )
+
+
 def of_a_script(store, compression):
     """What the store adds to a script's backward; and how many buckets were sent before each end of it."""
     torch.manual_seed(0)

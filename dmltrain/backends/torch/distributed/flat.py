@@ -18,13 +18,14 @@ from dmltrain.kvstore.base import READ, Handle
 from dmltrain.kvstore.codec import Codec
 from dmltrain.kvstore.encoded import Encoded, Encoding
 
+CHUNK = 1 << 25  # bytes that one copy takes from a GPU to another, which both have memory for
 MAX_RESULTS = 8  # addresses of results for which views are kept
 
 
 class Places:
     """Shape, strides and offset of each parameter in flat memory. Each keeps the order of its dimensions there."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         offsets = itertools.accumulate((parameter.numel() for parameter in parameters), initial=0)
         self._places = [
             (parameter.size(), dense_strides(parameter), offset)
@@ -224,6 +225,34 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         return torch._foreach_copy_(list(targets), list(sources))
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def on_device(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, all of one device, on this one: from a GPU to another one few copies for all. Each keeps the order
+    of its dimensions in memory."""
+    if any(kind == "cpu" for kind in (device.type, tensors[0].device.type)) or tensors[0].device == device:
+        return [tensor.to(device) for tensor in tensors]
+    placed: dict[int, torch.Tensor] = {}
+    for numbers in _chunks(tensors):
+        places = Places([tensors[number] for number in numbers])
+        flat = tensors[numbers[0]].new_empty(sum(tensors[number].numel() for number in numbers))
+        copy_all(places.cut(flat), [tensors[number] for number in numbers])
+        placed |= zip(numbers, places.cut(flat.to(device, non_blocking=True)), strict=True)
+    return [placed[number] for number in range(len(tensors))]
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The numbers of tensors of one type, in lists of at most CHUNK bytes if none is larger."""
+    chunks: list[list[int]] = []
+    filled: dict[torch.dtype, tuple[list[int], int]] = {}  # by type: the last chunk, and its bytes
+    for number, tensor in enumerate(tensors):
+        chunk, size = filled.get(tensor.dtype, ([], CHUNK + 1))
+        if size + tensor.nbytes > CHUNK:
+            chunk, size = [], 0
+            chunks.append(chunk)
+        chunk.append(number)
+        filled[tensor.dtype] = chunk, size + tensor.nbytes
+    return chunks
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
