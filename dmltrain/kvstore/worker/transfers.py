@@ -15,7 +15,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
-from dmltrain.kvstore.encoded import Encoded, Encoding
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
@@ -94,17 +94,6 @@ class Transfers:
         entries = [self._entries.find(name) for name in keys]
         self._lay_out([entry for entry in dict.fromkeys(entries) if entry.buffer is None and len(entry.ways) == 1])
         return [self._buffer(entry) for entry in entries]
-
-    def encodings(self, key: Key) -> Sequence[Encoding]:
-        """See KVStore. Not in an elastic job, which may encode a push again. A relay needs the gradients themselves."""
-        ways = self._entries.find(key).ways
-        return [self._encoding(way) for way in ways] if all(way.slice.codec for way in ways) else ()
-
-    def _encoding(self, way: Way) -> Encoding:
-        slice_ = way.slice
-        assert slice_.codec is not None  # as in `encodings`
-        memory = self._take(slice_.push_bytes, shared=True)[1] if way.link.link.own_arena else None
-        return Encoding(slice_.range.start, slice_.range.length, slice_.codec, memory, slice_.keep_residual)
 
     def memory(self, key: Key) -> Array:
         """Flat memory (elements,) from which the key can be pushed without a copy; each call gives another."""

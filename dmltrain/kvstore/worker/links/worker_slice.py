@@ -10,9 +10,9 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.encoded import Residual
+from dmltrain.kvstore.encoded import Encoding, Residual
 from dmltrain.kvstore.transport import flat, wire
-from dmltrain.kvstore.transport.shared_memory import ALIGNMENT
+from dmltrain.kvstore.transport.shared_memory import ALIGNMENT, Arena
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 
@@ -54,8 +54,14 @@ class WorkerSlice:
         if self.codec and self.codec.needs_residual:
             self.residual = np.zeros(length, np.float32)
 
-    def keep_residual(self, residual: Residual) -> None:
-        """From now on the caller encodes the pushes."""
+    def encoding(self, arena: Arena | None) -> Encoding:
+        """For a caller that encodes the pushes from now on. `arena`: shared with the server, if there is one."""
+        assert self.codec is not None
+        taken = arena.take(self.push_bytes) if arena else None
+        memory = taken[1] if taken else None
+        return Encoding(self.range.start, self.range.length, self.codec, memory, self._keep_residual)
+
+    def _keep_residual(self, residual: Residual) -> None:
         self.kept = residual
 
     def read_residual(self) -> Array:
