@@ -112,20 +112,13 @@ class WeightAverages(Exchange):
 
     def _send_all(self) -> dict[Bucket, Handle]:
         """Push all parts; on a GPU all are copied to the host while the first ones are sent."""
-        sent: dict[Bucket, Handle] = {}
-
-        def send(bucket: Bucket) -> None:
-            sent[bucket] = bucket.send(self.store)
-
-        leaving = Leaving(send)
+        leaving = Leaving()
         self._outer.compute_parts()
         for bucket in self._outer.buckets:
             if bucket.freeze():
                 leaving.add(bucket)
-            else:
-                send(bucket)
-        leaving.send(wait=True)
-        return sent
+        sent = {bucket: bucket.send(self.store) for bucket in self._outer.buckets if not bucket.on_gpu}
+        return sent | {bucket: bucket.send(self.store) for bucket in leaving.arrived(wait=True)}
 
     # -- rounds of an elastic job ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
 
@@ -11,10 +11,9 @@ ENCODED_TOGETHER = 8 << 20  # bytes of gradients: each encoding has many kernels
 
 
 class Leaving:
-    """`send` is called with each bucket whose gradients are on the host."""
+    """See the module."""
 
-    def __init__(self, send: Callable[[Bucket], None]) -> None:
-        self._send = send
+    def __init__(self) -> None:
         self._gathered: list[Bucket] = []  # which are to be encoded together
         self._copying: deque[Bucket] = deque()
 
@@ -29,12 +28,12 @@ class Leaving:
         if not bucket.host.encoders or sum(each.gradients.nbytes for each in self._gathered) >= ENCODED_TOGETHER:
             self._begin()
 
-    def send(self, wait: bool) -> None:
-        """Send the buckets that are on the host by now, or `wait` for all."""
+    def arrived(self, wait: bool) -> Iterator[Bucket]:
+        """The buckets that are on the host by now, or with `wait` all, in order. Each is to be sent."""
         if wait:
             self._begin()
         while self._copying and (wait or self._copying[0].host.is_complete):
-            self._send(self._copying.popleft())
+            yield self._copying.popleft()
 
     def forget(self) -> None:
         self._gathered.clear()

@@ -64,7 +64,7 @@ class PushedGradients(OwnGradients):
         super().__init__(optimizer, buckets)
         self.pending: dict[Bucket, Handle] = {}  # in the order of the requests
         self._destination, self._uses = destination, uses
-        self.leaving = Leaving(destination.push)  # GPUs
+        self.leaving = Leaving()  # GPUs
         self._overlap, self._early, self._accumulating = choices.overlap, choices.step_early, False
         self._shared = tuple(model.buffers()) if choices.broadcast_buffers else ()  # at each step, from worker 0
         self.names = {parameter: name for name, parameter in model.named_parameters()}
@@ -94,7 +94,7 @@ class PushedGradients(OwnGradients):
 
     def _drop(self) -> None:
         """Discard the gradients that were sent. Raises UserError if their results are already under way."""
-        self.leaving.send(wait=True)
+        self._send_copied(wait=True)
         for bucket in self.buckets:
             if bucket.pushed and not bucket.stepped:
                 if self._destination.is_under_way(bucket):
@@ -125,7 +125,7 @@ class PushedGradients(OwnGradients):
             if not bucket.pushed:
                 self._complete(bucket)
                 self._push_first(bucket)
-        self.leaving.send(wait=True)
+        self._send_copied(wait=True)
 
     def _complete(self, bucket: Bucket) -> None:
         """Before the push: complete the gradients that backward has not produced."""
@@ -182,7 +182,12 @@ class PushedGradients(OwnGradients):
             self.leaving.add(bucket)
         else:
             self._destination.push(bucket)
-        self.leaving.send(wait=False)
+        self._send_copied(wait=False)
+
+    def _send_copied(self, wait: bool) -> None:
+        """Send the gradients that are on the host by now, or `wait` for all."""
+        for bucket in self.leaving.arrived(wait):
+            self._destination.push(bucket)
 
     def share_buffers(self, store: KVStore) -> None:
         """With broadcast_buffers: give all workers worker 0's buffers."""

@@ -156,7 +156,7 @@ class Reducer:
         last = self._sent.send_all(self.weight)
         before = self._between.states()
         self._send_facts(before, at_step, last)
-        self._sent.send_copied()
+        self._sent.send_rest()
         # What has arrived already is taken while the facts are under way.
         results = self._sent.take([bucket for bucket, handle in self._sent.handles.items() if handle.done])
         facts = self._exchange.receive()
@@ -227,7 +227,7 @@ class Reducer:
         buckets = self._known.of(late)
         for bucket in buckets:
             self._sent.send(bucket, self.weight)
-        self._sent.send_copied()
+        self._sent.send_rest()
         self._place_all(facts, self._sent.take(buckets))
 
     def _send_changes(self, numbers: list[int], facts: RoundFacts, results: Results) -> None:

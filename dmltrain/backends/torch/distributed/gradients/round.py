@@ -29,7 +29,7 @@ class SentGradients:
         self._store, self._known, self._added, self._is_lossy = store, known, added, lossy
         self.begun: set[Bucket] = set()  # the buckets that are sent, or on their way from a GPU
         self.handles: dict[Bucket, Handle] = {}  # of the buckets that are sent
-        self._leaving = Leaving(self._push)
+        self._leaving = Leaving()
         self.changes: dict[int, torch.Tensor] = {}  # gradient minus what was sent, where it has changed since
         self._seen: set[int] = set()  # gradients that backward has completed
         self._versions: dict[int, GradientVersion] = {}  # of the gradients that were sent
@@ -68,7 +68,7 @@ class SentGradients:
                 self.send(bucket, weight)
 
     def send(self, bucket: Bucket, weight: float) -> None:
-        """Send the bucket, from a GPU when it is on the host: see `send_copied`."""
+        """Send the bucket, from a GPU when it is on the host: see `send_rest`."""
         if self._fill(bucket, weight):
             self._send_filled(bucket)
 
@@ -76,7 +76,7 @@ class SentGradients:
         self.begun.add(bucket)
         if bucket.freeze():
             self._leaving.add(bucket)
-            self._leaving.send(wait=False)
+            self._send_copied(wait=False)
         else:
             self._push(bucket)
 
@@ -97,9 +97,13 @@ class SentGradients:
         self._send_filled(unsent[-1])
         return None
 
-    def send_copied(self) -> None:
+    def send_rest(self) -> None:
         """Wait for what is on its way from a GPU, and send it."""
-        self._leaving.send(wait=True)
+        self._send_copied(wait=True)
+
+    def _send_copied(self, wait: bool) -> None:
+        for bucket in self._leaving.arrived(wait):
+            self._push(bucket)
 
     def _fill(self, bucket: Bucket, weight: float) -> bool:
         """Copy the parameters' gradients into the bucket, and return True. If the parameters have changed so that they
