@@ -27,8 +27,7 @@ Bits = list[list[torch.Tensor]]  # of each slice, in one or more parts: contiguo
 
 
 class SliceEncoder:
-    """A slice of a flat gradient on the `device`, and its residual, if there is one. Make it on the stream of copies to
-    the host."""
+    """A slice of a flat gradient on the `device`, and its residual, if there is one."""
 
     def __init__(self, encoding: Encoding, device: torch.device) -> None:
         self.codec, self.length = encoding.codec, encoding.length

@@ -144,8 +144,7 @@ class PushedMemory:
 
 def encoded_memory(encodings: Sequence[Encoding], device: torch.device) -> PushedMemory:
     """For a GPU's gradients, which are encoded there."""
-    with copies.streams(device).out:
-        encoders = [SliceEncoder(encoding, device) for encoding in encodings]
+    encoders = [SliceEncoder(encoding, device) for encoding in encodings]
     bare = [np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory for each in encodings]
     parts = list(map(pinned, bare))
     return PushedMemory(parts, encoders)
