@@ -16,9 +16,7 @@ from gpu.running import Asked, Row, bar
 ON_A_GPU = (
     "tests/backends/test_torch_distributed.py tests/backends/test_torch_elastic.py tests/device/test_codecs.py -k cuda"
 )
-OF_THE_TRAINER = (
-    "tests/backends/test_torch.py tests/backends/test_trainers.py tests/backends/test_torch_layers.py -k torch"
-)
+OF_THE_TRAINER = "tests/backends/test_trainers.py -k torch"  # others compare with networks on the CPU
 FEW = "tests/backends/test_torch_distributed.py -k cuda-"
 OPTIONS = "-q -p no:cacheprovider --no-header --timeout 100"
 
