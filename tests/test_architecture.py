@@ -32,8 +32,8 @@ LEVELS = {  # folder -> its modules and folders from the bottom up: each imports
         ),
     ),
     "dmltrain/kvstore": (
-        *("local_steps waiting state_file log scratch spawned step view", "types ops", "kind", "base"),
-        *("codec agreement choices", "rules", "transport", "scheduler", "server", "worker", "local"),
+        *("local_steps waiting state_file log scratch spawned step view", "types ops codec", "kind encoded", "base"),
+        *("agreement choices", "rules", "transport", "scheduler", "server", "worker", "local"),
         "__init__",
     ),
     "launch/dmltrain_launch": (  # its __init__, which has LaunchError alone, is below all

@@ -13,8 +13,10 @@ import pytest
 from dmltrain.options.table import Options
 from gpu.running import Asked, Row, bar
 
-ON_A_GPU = "tests/backends/test_torch_distributed.py tests/backends/test_torch_elastic.py -k cuda"
-OF_THE_TRAINER = "tests/backends/test_torch.py tests/backends/test_torch_trainer.py tests/backends/test_torch_layers.py"
+ON_A_GPU = (
+    "tests/backends/test_torch_distributed.py tests/backends/test_torch_elastic.py tests/device/test_codecs.py -k cuda"
+)
+OF_THE_TRAINER = "tests/backends/test_trainers.py -k torch"  # others compare with networks on the CPU
 FEW = "tests/backends/test_torch_distributed.py -k cuda-"
 OPTIONS = "-q -p no:cacheprovider --no-header --timeout 100"
 

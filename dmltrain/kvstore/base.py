@@ -15,6 +15,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore import types
+from dmltrain.kvstore.encoded import Encoding
 from dmltrain.kvstore.ops import Ops
 from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.waiting import Trip, Waits
@@ -170,9 +171,9 @@ class KVStore:
         raise NotImplementedError
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
-        """Send gradients. A list for one key has one value for each device; they are summed here. Returns immediately:
-        the memory must not change until the key's next pull has returned. `rate`: the optimizer's learning rate from
-        now on, unless negative."""
+        """Send gradients. A list for one key has one value for each device; they are summed here. In place of a value
+        it may be Encoded, see `encodings`. Returns immediately: the memory must not change until the key's next pull
+        has returned. `rate`: the optimizer's learning rate from now on, unless negative."""
         raise NotImplementedError
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
@@ -188,6 +189,11 @@ class KVStore:
     def shares(self, array: Array) -> bool:
         """Whether the array of `buffers` is memory that servers on this host read."""
         return False
+
+    def encodings(self, key: Key) -> Sequence[Encoding]:
+        """For a caller that encodes what it pushes of a key, and pushes an Encoded each time: how each slice is
+        encoded. Empty if the store has to do it, or if the key is not encoded."""
+        return ()
 
     def pushpull(
         self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0

@@ -1,7 +1,8 @@
-"""This worker's GPUs, sampled by a thread through NVIDIA's management library (the package nvidia-ml-py).
+"""This worker's GPUs, sampled by a thread: through NVIDIA's management library (the package nvidia-ml-py), or from the
+files of AMD's driver.
 
 The frameworks number GPUs as CUDA does, after CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; NVML knows neither. So the
-CUDA driver gives the UUID of each device, by which NVML finds it.
+CUDA driver gives the UUID of each device, by which NVML finds it. AMD's runtime gives the address on the PCI bus.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import ctypes
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dmltrain.usage import MIB, GpuUse
 
 SAMPLE_SECONDS = 1.0  # about the period over which NVML averages
 DRIVER = "libcuda.so.1"
+AMD_DRIVER, AMD_RUNTIME = Path("/sys/module/amdgpu"), "libamdhip64.so"  # which torch has loaded
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 class GpusUnknown(Exception):
@@ -27,6 +31,8 @@ def sampler(names: Sequence[str]) -> Sampler | None:
     indices = [int(name.removeprefix("gpu:")) for name in names if name.startswith("gpu:")]
     if not indices:
         return None
+    if AMD_DRIVER.exists() and not Path("/proc/driver/nvidia").exists():
+        return Sampler(AmdDevices(addresses(indices)).use)
     try:
         import pynvml
     except ImportError:
@@ -66,6 +72,25 @@ class Devices:
             return []
 
 
+class AmdDevices:
+    """`addresses` on the PCI bus, of which `folder` has a folder each."""
+
+    def __init__(self, addresses: Sequence[str], folder: Path = PCI_DEVICES):
+        self._folders = [folder / address for address in addresses]
+
+    def use(self) -> GpuUse:
+        """What the driver tells now."""
+        busy, memory = self._each("gpu_busy_percent"), self._each("mem_info_vram_used")
+        return GpuUse(sum(busy) / len(busy) / 100 if busy else None, sum(memory) / MIB if memory else None)
+
+    def _each(self, name: str) -> list[float]:
+        """The values of all GPUs; [] if one has no value."""
+        try:
+            return [float((folder / name).read_text()) for folder in self._folders]
+        except (OSError, ValueError):
+            return []
+
+
 class Sampler:
     """Calls `read` every `seconds` in a daemon thread."""
 
@@ -100,6 +125,19 @@ def uuids(indices: Sequence[int], library: str = DRIVER) -> list[str]:
         raise GpusUnknown(f"the CUDA driver cannot be asked for the GPUs' names: {error}") from None
 
 
+def addresses(indices: Sequence[int], library: str = AMD_RUNTIME) -> list[str]:
+    """The addresses on the PCI bus of AMD's devices with these numbers. Raises GpusUnknown."""
+    try:
+        runtime, found = ctypes.CDLL(library), []
+        for index in indices:
+            address = ctypes.create_string_buffer(32)
+            _call(runtime, "hipDeviceGetPCIBusId", address, len(address), index)
+            found.append(address.value.decode().lower())
+        return found
+    except (OSError, AttributeError) as error:
+        raise GpusUnknown(f"AMD's runtime cannot be asked for the GPUs' places: {error}") from None
+
+
 def _uuid(driver: Any, index: int) -> str:
     device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     _call(driver, "cuDeviceGet", ctypes.byref(device), index)
@@ -109,6 +147,7 @@ def _uuid(driver: Any, index: int) -> str:
 
 
 def _call(driver: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the CUDA driver, https://docs.nvidia.com/cuda/cuda-driver-api. OSError if it fails."""
+    """Call a function of the CUDA driver, https://docs.nvidia.com/cuda/cuda-driver-api, or of AMD's runtime. OSError if
+    it fails."""
     if code := getattr(driver, name)(*arguments):
         raise OSError(f"{name} failed with the error {code}")

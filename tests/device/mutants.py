@@ -19,14 +19,18 @@ from tests.copied_tree import ROOT, copy_packages
 
 LEAST = 0.95
 OPTIONS = "-q -x -p tests.device.plugin -p no:cacheprovider -p no:xdist --timeout 60"
-FILES = ("device/test_counts", "device/test_on_it", "backends/test_torch_distributed", "backends/test_torch_elastic")
+DEVICE = ("device/test_codecs", "device/test_counts", "device/test_on_it")
+FILES = (*DEVICE, "backends/test_torch_distributed", "backends/test_torch_elastic")
 CHOSEN = ("-m", "not thorough and not exhaustive", "-k", "cuda or counts or on_it")
 TORCH, OF_ALL = "dmltrain/backends/torch", "dmltrain/backends/torch/distributed"
 MUTANTS = (  # file, text, and what takes its place
-    (f"{TORCH}/copies.py", "    out.wait_stream(computing(source.device))\n", ""),
+    (f"{TORCH}/copies.py", "    out.wait_stream(computing(device))\n", ""),
     (f"{TORCH}/copies.py", "    with out:\n", "    if out:\n"),
     (f"{TORCH}/copies.py", "target.copy_(source, non_blocking=True)\n    return", "target.copy_(source)\n    return"),
-    (f"{TORCH}/copies.py", "return out.record_event()", "return computing(source.device).record_event()"),
+    (f"{TORCH}/codecs.py", "        torch._foreach_copy_(residuals, totals)\n", ""),
+    (f"{TORCH}/codecs.py", "        torch._foreach_copy_(totals, residuals)\n", ""),
+    (f"{TORCH}/codecs.py", "        self.residual.copy_(torch", "        (torch"),
+    (f"{TORCH}/copies.py", "return out.record_event()", "return computing(device).record_event()"),
     (f"{TORCH}/copies.py", "into.wait_stream(now)", "pass"),
     (f"{TORCH}/copies.py", "into.wait_event(free)", "pass"),
     (f"{TORCH}/copies.py", "    with into:\n", "    if into:\n"),
@@ -43,20 +47,38 @@ MUTANTS = (  # file, text, and what takes its place
     (f"{OF_ALL}/flat.py", "return self._copied is None or self._copied.query()", "return False"),
     (f"{OF_ALL}/buckets.py", "self.on_gpu and keep", "False"),
     (f"{OF_ALL}/buckets.py", "len(self.parameters) == 1 and", "not self.parameters and"),
-    (f"{OF_ALL}/buckets.py", "self.host.begin_copy(self.gradients)", "self.host._memory.copy_(self.gradients)"),
+    (
+        f"{OF_ALL}/flat.py",
+        "    copied = copies.to_host(device, lambda: _pairs(sources))\n",
+        "    for part, place in _pairs(sources):\n        place.copy_(part)\n"
+        "    copied = copies.computing(device).record_event()\n",
+    ),
+    (f"{OF_ALL}/flat.py", "flat.to(device, non_blocking=True)", "flat.cpu().to(device)"),
+    (f"{OF_ALL}/flat.py", "here if here.is_pinned() else", "not here.is_pinned() and"),
+    (f"{OF_ALL}/layout.py", "found if all(codecs.encodes(encoding.codec) for encoding in found) else ()", "()"),
+    (f"{OF_ALL}/layout.py", "    pushed += [each.memory", "    _ = [each.memory"),
+    (f"{TORCH}/replicas.py", "on_device(self.devices[0], _gradients(other))", "_gradients(other)"),
+    (f"{OF_ALL}/gradients/leaving.py", "        if wait:\n            self._begin()\n", ""),
+    (f"{OF_ALL}/gradients/leaving.py", "not bucket.host.encoders or ", ""),
+    (f"{OF_ALL}/gradients/leaving.py", ">= ENCODED_TOGETHER", ">= 0"),
+    (f"{OF_ALL}/gradients/leaving.py", "        self._gathered.clear()\n        self._copying.clear()\n", ""),
+    (f"{OF_ALL}/gradients/round.py", "            self._send_copied(wait=False)\n", ""),
+    (f"{OF_ALL}/gradients/round.py", "            self._leaving.add(bucket)\n", "            self._push(bucket)\n"),
+    (f"{OF_ALL}/gradients/reducer.py", "at_step, last)\n        self._sent.send_rest()\n", "at_step, last)\n"),
+    (f"{OF_ALL}/local_steps.py", "bucket.host.forget(bucket.device)", "pass"),
     (f"{OF_ALL}/flat.py", "copies.computing(device).wait_event(self._copied)", "pass"),
     (f"{OF_ALL}/flat.py", "return torch._foreach_copy_(list(targets), list(sources))", "pass"),
     (f"{OF_ALL}/flat.py", "copies.to_device(torch.from_numpy(total), gradients, unused)", "pass"),
     (f"{OF_ALL}/flat.py", "copies.to_device(torch.from_numpy(self.pulled), self._weights)", "pass"),
     (f"{OF_ALL}/layout.py", "registered.register(", "list("),
-    (f"{OF_ALL}/local_steps.py", "        self.bucket.begin_copy()\n", ""),
+    (f"{OF_ALL}/local_steps.py", "if not bucket.on_gpu}\n", "}\n"),
     (f"{OF_ALL}/gradients/pushes.py", "self._send_copied(wait=False)", "pass"),
     (
         f"{OF_ALL}/gradients/pushes.py",
         "        self._send_copied(wait=True)\n\n    def _complete",
         "\n    def _complete",
     ),
-    (f"{OF_ALL}/gradients/pushes.py", "        self._copying.clear()\n", ""),
+    (f"{OF_ALL}/gradients/pushes.py", "        self.leaving.forget()\n", ""),
     (f"{OF_ALL}/gradients/pushes.py", "            self._destination.took()", "            pass"),
     (f"{OF_ALL}/sums.py", "            self._arrived.append(bucket)\n            return\n", ""),
 )

@@ -13,7 +13,7 @@ from tests.running_job import ROOT
 
 NEED_A_GPU = ("tests/backends/test_torch_distributed.py", "tests/backends/test_torch_elastic.py")
 
-ON_IT = ("tests/device/test_counts.py", "tests/device/test_on_it.py")
+ON_IT = ("tests/device/test_codecs.py", "tests/device/test_counts.py", "tests/device/test_on_it.py")
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +28,15 @@ def test_all_that_needs_a_gpu():
     """What of these files `make test` runs."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.device.plugin", "-p", "no:cacheprovider"]
     words += ["-p", "no:xdist"]
-    words += ["-m", "not thorough and not exhaustive", "-k", "cuda", *NEED_A_GPU, *ON_IT]
+    words += ["-m", "not thorough and not exhaustive", "-k", "cuda or counts or on_it", *NEED_A_GPU, *ON_IT]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-10_000:]
 
 
 def test_an_elastic_job_on_it_loses_a_worker(start_job, tmp_path):
-    """Its replay, also on it, has the same weights."""
-    row = Row("1:after:pushpull:7:kill", options="--gpus 0", servers=1)
+    """Its replay, also on it, has the same weights; residuals that a lost round had changed are taken back."""
+    row = Row("1:after:pushpull:7:kill", options="--gpus 0 --gc-type int8", servers=1)
     Jobs(start_job, forker(FAKE_CUDA), tmp_path).run(row)
 
 

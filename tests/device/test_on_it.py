@@ -10,8 +10,9 @@ import signal
 import pytest
 import torch
 
-from dmltrain import fit, kvstore, score
-from dmltrain.backends.torch import devices, loss_scale
+from dmltrain import fit, score
+from dmltrain.backends.torch import codecs, devices, loss_scale
+from dmltrain.backends.torch.distributed import flat
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import codec
 from dmltrain.options import parse
@@ -126,20 +127,24 @@ def trained(store, line, network):
         made.train_step(images, labels, 16 * store.num_workers, 0.05)
     made.synchronize()
     assert made.device_memory() or "gpu" not in line
-    return made.state()["model"]
+    return made.state()["model"] | residuals(store)
 
 
-def of_job(kind, workers, line, network=SMALL):
-    return in_a_job(kind, workers, lambda store: trained(store, line, network))
+def residuals(store):
+    return {name: torch.from_numpy(values) for name, values in store.residuals().items()}
 
 
-def in_a_job(kind, workers, call):
-    """What `call(store)` returns for each worker."""
-    job = WholeJob(kind, workers=workers, servers=1, make_step=SliceOptimizer)
+def of_job(kind, workers, line, network=SMALL, **servers):
+    return in_a_job(kind, workers, lambda store: trained(store, line, network), **servers)
+
+
+def in_a_job(kind, workers, call, servers=1, far=0):
+    """What `call(store)` returns for each worker. `far`: how many of the servers are on another host."""
+    job = WholeJob(kind, workers=workers, servers=servers, far=far, make_step=SliceOptimizer)
     try:
         found = job.all(call)
         job.all(lambda store: store.close())
-        assert job.ended() == ["", ""]
+        assert not any(job.ended())
         return found
     finally:
         job.close()
@@ -156,6 +161,43 @@ def test_a_job_has_the_cpus_weights(kind, workers, line):
     expected = of_job(kind, workers, line)
     found = of_job(kind, workers, f"{line} --gpus 0")
     assert all(same(*each) for each in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("workers, servers, far, encodes", [(1, 1, 1, True), (2, 1, 1, False), (1, 2, 0, True)])
+def test_gradients_for_another_host_are_encoded_on_the_gpu_but_for_a_relay(workers, servers, far, encodes, monkeypatch):
+    """A relay sums the gradients of its host's workers."""
+    encoded, line = [], "--gc-type 2bit"
+    expected = of_job("dist_sync", workers, line, servers=servers, far=far)
+    monkeypatch.setattr(flat, "encode", lambda *words: encoded.append(words) or codecs.encode(*words))
+    found = of_job("dist_sync", workers, f"{line} --gpus 0", servers=servers, far=far)
+    assert all(same(*each) for each in zip(found, expected, strict=True)) and bool(encoded) == encodes
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_local --local-steps 1"])
+def test_residuals_go_from_one_device_to_the_other(kind):
+    """To a job on the CPU or a GPU, from one on the other: both go on alike."""
+    kind, _, line = f"{kind} --gc-type int8".partition(" ")
+
+    def began(store, device):
+        made = torch_trainer(SMALL, f"{line} {device}", store)
+        made.train_step(*batch(SMALL), 16, 0.05)
+        made.settle()
+        return made.state(store.residuals())
+
+    def went_on(store, device, state):
+        made = torch_trainer(SMALL, f"{line} {device}", store, state)
+        assert same(residuals(store), state["residuals"])
+        made.train_step(*batch(SMALL, seed=1), 16, 0.05)
+        made.settle()
+        return made.state()["model"] | residuals(store)
+
+    (here,), (there,) = (in_a_job(kind, 1, lambda store, each=each: began(store, each)) for each in ("", GPU))
+    assert same(there["residuals"], here["residuals"]) and any(each.any() for each in here["residuals"].values())
+    found = [
+        in_a_job(kind, 1, lambda store, each=each: went_on(store, *each))[0]
+        for each in (("", here), (GPU, here), ("", there), (GPU, there))
+    ]
+    assert all(same(each, found[0]) for each in found)
 
 
 def test_results_come_after_what_a_script_has_read_of_its_own_gradients():
@@ -187,12 +229,12 @@ def test_gradients_that_are_forgotten_while_they_are_copied_are_not_sent():
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("line", ["", "--dtype float16"])
-def test_two_devices_have_the_weights_of_two_replicas_on_the_cpu(line):
-    found, expected = (
-        trained(kvstore.create("local"), f"{line} --devices {devices}", MLP) for devices in ("gpu:2", "cpu:2")
-    )
-    assert same(found, expected)
+@pytest.mark.parametrize("line", ["", "--dtype float16", "--gc-type 2bit", "--update-on-kvstore 1"])
+def test_two_devices_have_the_weights_of_two_replicas_on_the_cpu(line, monkeypatch):
+    """Also if it takes several copies from one to the other."""
+    monkeypatch.setattr(flat, "CHUNK", 1 << 10)
+    found, expected = (of_job("dist_sync", 1, f"{line} --devices {devices}") for devices in ("gpu:2", "cpu:2"))
+    assert all(same(*each) for each in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(

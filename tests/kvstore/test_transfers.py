@@ -10,6 +10,7 @@ import pytest
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.base import READ
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.worker.broadcast import CHUNK
 from dmltrain.kvstore.worker.gathering import servers_of
@@ -103,24 +104,71 @@ def test_residuals_are_sent_later_also_by_another_job(store, whole_job, kind):
 ERRORS = {"bf16": 1e-4, "fp16": 1e-4, "int8": 3e-4, "2bit": 0.02}  # the others: 0.1
 
 
+class Caller:
+    """A caller that encodes the pushes of a key. It keeps the residuals."""
+
+    def __init__(self, store, key):
+        self._slices = [
+            (each, np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory, Kept(each.length))
+            for each in store.encodings(key)
+        ]
+        for each, _, kept in self._slices:
+            each.keep_residual(kept)
+
+    def encode(self, gradient):
+        for each, memory, kept in self._slices:
+            residual = kept.values if each.codec.needs_residual else None
+            each.codec.encode(gradient[each.start : each.start + each.length], memory, residual)
+        return Encoded([memory for _, memory, _ in self._slices])
+
+
+class Kept:
+    def __init__(self, length):
+        self.values = np.zeros(length, np.float32)
+
+    def read(self):
+        return self.values.copy()
+
+    def write(self, values):
+        self.values[:] = values
+
+
+def test_an_elastic_store_encodes_itself(whole_job):
+    (store,) = whole_job(workers=1, elastic=1).stores
+    store.set_gradient_compression({"type": "int8"})
+    store.init("w", np.zeros(LARGE, np.float32))
+    assert not store.encodings("w")
+
+
 @pytest.mark.parametrize("kind", [each.name for each in codec.TABLE])
-def test_compression_does_not_depend_on_the_transport(whole_job, kind):
+def test_compression_does_not_depend_on_the_transport_or_on_who_encodes(whole_job, kind):
     sizes = {"big": 300_000, "one": 1, "odd": 70_001, "none": 0}
 
     def gradients(rank, clock):
         return [numbers([rank, clock], size) * np.float32(1e-3) for size in sizes.values()]
 
-    def train(store):
+    def train(store, by_caller=False):
         store.set_gradient_compression({"type": kind})
         store.init(list(sizes), [np.zeros(size, np.float32) for size in sizes.values()])
+        callers = [Caller(store, key) for key in sizes] if by_caller else []
         before, found = store.bytes_sent, []
         for clock in range(4):
-            found += [value.copy() for value in store.pushpull(list(sizes), gradients(store.rank, clock), READ).values]
-        return np.concatenate(found), store.bytes_sent - before
+            pushed = gradients(store.rank, clock)
+            if by_caller:
+                pushed = [caller.encode(gradient) for caller, gradient in zip(callers, pushed, strict=True)]
+            found += [value.copy() for value in store.pushpull(list(sizes), pushed, READ).values]
+        sent = store.bytes_sent - before
+        return np.concatenate(found), sent, [each.tobytes() for each in store.residuals().values()]
 
-    results = [found for transport in ("tcp", "shm") for found in whole_job(transport=transport).all(train)]
-    assert len({values.tobytes() for values, _ in results}) == 1
-    values, sent = results[0]
+    jobs = [(transport, by_caller) for transport in ("tcp", "shm") for by_caller in (False, True)]
+    results = [
+        found
+        for transport, by_caller in jobs
+        for found in whole_job(transport=transport).all(lambda store, own=by_caller: train(store, own))
+    ]
+    assert len({values.tobytes() for values, *_ in results}) == 1
+    assert len({tuple(residuals) for *_, residuals in results[::2]}) == 1
+    values, sent, _ = results[0]
     both = [np.concatenate([gradient for clock in range(4) for gradient in gradients(rank, clock)]) for rank in (0, 1)]
     assert 0 < np.abs(values - sum(both)).max() < ERRORS.get(kind, 0.1)
     assert sent < 4 * codec.make({"type": kind}).nbytes(sum(sizes.values())) * 1.03, "headers are little"

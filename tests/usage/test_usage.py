@@ -101,6 +101,10 @@ DRIVER = r"""
 #include <string.h>
 int cuInit(unsigned flags) { return FAILS; }
 int cuDeviceGet(int *device, int ordinal) { *device = 7 - ordinal; return ordinal > 1 ? 101 : 0; }
+int hipDeviceGetPCIBusId(char *id, int size, int device) {
+  strncpy(id, device ? "0000:C3:00.0" : "0000:83:00.0", size);
+  return device > 1 ? 101 : 0;
+}
 int UUID(unsigned char *uuid, int device) { memset(uuid, 0x10 + device, 16); return 0; }
 """
 UUIDS = ["17171717-1717-1717-1717-171717171717", "16161616-1616-1616-1616-161616161616"]
@@ -177,6 +181,22 @@ def test_the_mean_and_the_sum_of_several_gpus():
     assert gpu.Devices(UUIDS, silent).use() == GpuUse(None, 2.0)
     with pytest.raises(gpu.GpusUnknown, match="Not Found"):
         gpu.Devices(UUIDS, Nvml({}))
+
+
+def test_amds_gpus_by_their_places_on_the_bus(driver, tmp_path):
+    places = gpu.addresses([1, 0], driver())
+    assert places == ["0000:c3:00.0", "0000:83:00.0"]
+    for place, busy, used in zip(places, (90, 40), (300, 200), strict=True):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "gpu_busy_percent").write_text(f"{busy}\n")
+        (tmp_path / place / "mem_info_vram_used").write_text(f"{used << 20}\n")
+    found = gpu.AmdDevices(places, tmp_path)
+    assert found.use() == GpuUse(0.65, 500.0)
+    (tmp_path / places[0] / "gpu_busy_percent").unlink()
+    assert found.use() == GpuUse(None, 500.0)
+    for library, reason in ((driver(), "error 101"), ("libno_such.so.1", "no_such")):
+        with pytest.raises(gpu.GpusUnknown, match=reason):
+            gpu.addresses([2], library)
 
 
 def test_without_gpus_nothing_is_sampled_and_without_a_driver_the_reason_is_given():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -28,13 +29,14 @@ def computing(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
-def to_host(source: torch.Tensor, target: torch.Tensor) -> torch.Event:
-    """Copy `source` to pinned memory once it is computed. The source must stay until the event, which is when `target`
-    has the values."""
-    out = streams(source.device).out
-    out.wait_stream(computing(source.device))
+def to_host(device: torch.device, pairs: Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]) -> torch.Event:
+    """Copy tensors of the device to pinned memory: `pairs` of a source and its target. They are made on the stream of
+    the copies, from what is computed by now, which must stay until the event. Then the targets have the values."""
+    out = streams(device).out
+    out.wait_stream(computing(device))
     with out:
-        target.copy_(source, non_blocking=True)
+        for source, target in pairs():
+            target.copy_(source, non_blocking=True)
     return out.record_event()
 
 

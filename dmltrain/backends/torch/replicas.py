@@ -17,6 +17,7 @@ from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.average import average_of
 from dmltrain.backends.torch.copies import SampleBuffers
+from dmltrain.backends.torch.distributed.flat import copy_all, on_device
 from dmltrain.backends.torch.recipe import Objective, mixed
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
@@ -143,18 +144,17 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
         first, *others = self.modules
         with torch.no_grad():
             for other in others:
-                for total, part in zip(first.parameters(), other.parameters(), strict=True):
-                    assert total.grad is not None and part.grad is not None  # backward has run on all
-                    total.grad.add_(part.grad.to(total.device, non_blocking=True))
-                    part.grad = None
+                parts = on_device(self.devices[0], _gradients(other))
+                torch._foreach_add_(_gradients(first), parts)
+                for parameter in other.parameters():
+                    parameter.grad = None
 
     def copy_weights(self) -> None:
         """Give the first replica's weights to the others."""
         first, *others = self.modules
         with torch.no_grad():
-            for other in others:
-                for source, target in zip(first.parameters(), other.parameters(), strict=True):
-                    target.copy_(source, non_blocking=True)
+            for device, other in zip(self.devices[1:], others, strict=True):
+                copy_all(list(other.parameters()), on_device(device, list(first.parameters())))
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -174,6 +174,12 @@ class TorchReplicas(Replicas[torch.device, torch.Tensor]):
     def common_arrays(self) -> list[CommonArray]:
         replicas: list[dict[str, Any]] = [module.state_dict() for module in self.modules]
         return [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
+
+
+def _gradients(module: nn.Module) -> list[torch.Tensor]:
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    assert len(gradients) == len(list(module.parameters())), "backward has run on all"
+    return gradients
 
 
 def image_layout(network: Network, name: str) -> torch.memory_format:

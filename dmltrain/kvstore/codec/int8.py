@@ -17,8 +17,8 @@ from dmltrain.kvstore.codec.block import BlockCodec, whole_groups
 from dmltrain.kvstore.scratch import scratch
 
 GROUP = 512  # elements
-_MIN_SCALE = np.finfo(np.float32).tiny  # the inverse of a smaller one is inf
-_MAX_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
+MIN_SCALE = np.finfo(np.float32).tiny  # the inverse of a smaller one is inf
+MAX_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ def _fields(data: Array, start: int, size: int, length: int) -> tuple[Array, Arr
 def _inverse(scales: Array) -> Array:
     """1 / scale as (groups, 1), or 0 for groups that send nothing. Makes scales valid: too small ones become 0, inf
     and NaN become NaN."""
-    if np.minimum.reduce(scales) >= _MIN_SCALE and np.maximum.reduce(scales) <= _MAX_SCALE:
+    if np.minimum.reduce(scales) >= MIN_SCALE and np.maximum.reduce(scales) <= MAX_SCALE:
         return np.asarray(np.reciprocal(scales)[:, None])
-    scales[scales < _MIN_SCALE] = 0.0
+    scales[scales < MIN_SCALE] = 0.0
     scales[~np.isfinite(scales)] = np.nan
-    np.minimum(scales, _MAX_SCALE, out=scales)  # NaN stays NaN
+    np.minimum(scales, MAX_SCALE, out=scales)  # NaN stays NaN
     inverse = np.zeros_like(scales)
     np.reciprocal(scales, out=inverse, where=scales > 0)
     return inverse[:, None]

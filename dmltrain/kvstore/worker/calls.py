@@ -14,6 +14,7 @@ from functools import cached_property
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Key
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.outbox import Frame
 from dmltrain.kvstore.worker.entry import KeyEntry
@@ -50,12 +51,13 @@ class Item:
         first = self.keys[0].clock
         return all([key.clock == first for key in self.keys])
 
-    def data(self, arrays: Sequence[Array]) -> tuple[Array | Parts, int | None]:
-        """What is pushed of a call's `arrays`, and its offset in this worker's arena, if known."""
+    def data(self, arrays: Sequence[Array | Encoded]) -> tuple[Array | Encoded | Parts, int | None]:
+        """What is pushed of a call's `arrays`, and its offset in this worker's arena, if known. Encoded keys are in no
+        flat key."""
         if not self.is_flat:
             array = arrays[self.positions[0]]
             return array, self.entry.offset if array is self.entry.buffer else None
-        parts = [arrays[position] for position in self.positions]
+        parts = [array for position in self.positions if not isinstance(array := arrays[position], Encoded)]
         if all([part is key.buffer for part, key in zip(parts, self.keys, strict=True)]):
             self._join_buffers()
             if self.entry.buffer is not None:

@@ -23,15 +23,14 @@ def slices_with_residual(entries: Iterable[KeyEntry]) -> list[WorkerSlice]:
 
 
 def gathered(slices: Sequence[WorkerSlice]) -> Array:
-    return np.concatenate([slice_.residual for slice_ in slices if slice_.residual is not None])
+    return np.concatenate([slice_.read_residual() for slice_ in slices])
 
 
 def add(slices: Sequence[WorkerSlice], values: Array) -> None:
     """Add another worker's residuals, which it has `gathered`, to the slices' own."""
     start = 0
     for slice_ in slices:
-        assert slice_.residual is not None  # see slices_with_residual
-        slice_.residual += values[start : start + slice_.range.length]
+        slice_.write_residual(slice_.read_residual() + values[start : start + slice_.range.length])
         start += slice_.range.length
 
 
@@ -48,8 +47,8 @@ def spread(
     start = 0
     for slice_ in slices:
         stop = start + slice_.range.length
-        assert slice_.residual is not None  # see slices_with_residual
-        slice_.residual[:] = sum(workers[worker][start:stop] for worker in owners(slice_))
+        zeros = np.zeros(slice_.range.length, np.float32)
+        slice_.write_residual(sum((workers[worker][start:stop] for worker in owners(slice_)), zeros))
         start = stop
 
 

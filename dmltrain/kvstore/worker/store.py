@@ -16,6 +16,7 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
+from dmltrain.kvstore.encoded import Encoding
 from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
@@ -167,6 +168,13 @@ class DistKVStore(KVStore):
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return self._transfers.buffers(keys)
+
+    def encodings(self, key: Key) -> Sequence[Encoding]:
+        """Not in an elastic job, which may encode a push again. A relay needs the gradients themselves."""
+        ways = self._entries.find(key).ways
+        if self.elastic or any(way.slice.codec is None for way in ways):
+            return ()
+        return [way.slice.encoding(way.link.link.own_arena) for way in ways]
 
     def shares(self, array: Array) -> bool:
         return self._arena is not None and self._arena.offset_of(array) is not None

@@ -15,6 +15,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
@@ -196,9 +197,12 @@ class Transfers:
             self._advance(item, priority, outgoing)
             if handle:
                 self._expect(call, item, entry.ways, targets, handle, entry.clock)
-            for link, slice_ in entry.ways:
+            for index, (link, slice_) in enumerate(entry.ways):
                 place = None if offset is None else offset + slice_.range.start * entry.dtype.itemsize
-                part = cut(data, slice_) if isinstance(data, np.ndarray) else data
+                if isinstance(data, Encoded):
+                    part: Array | Parts = data.parts[index]
+                else:
+                    part = cut(data, slice_) if isinstance(data, np.ndarray) else data
                 outgoing.add(link, link.push(slice_, part, entry.clock, rate, priority, flags, entry.pushed, place))
         outgoing.send(self._routes.links)
 
@@ -270,11 +274,11 @@ def _destination(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Arr
     return destination
 
 
-def _flat(name: Key, entry: KeyEntry, item: Any) -> Array:
-    """The array to push, flat and contiguous. Raises UserError."""
+def _flat(name: Key, entry: KeyEntry, item: Any) -> Array | Encoded:
+    """The array to push, flat and contiguous, if it is not encoded. Raises UserError."""
     own = entry.buffer
-    if own is not None and item is own:
-        return own
+    if isinstance(item, Encoded) or (own is not None and item is own):
+        return item
     array: Array = summed(item)
     _check_size(name, entry, array)
     return array

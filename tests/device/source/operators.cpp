@@ -332,7 +332,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
         return at::native::set_tensor_(tensor, source);
     });
     // torch would divide them into parts of CUDA's, or into one for each tensor
-    for (const char* name : {"convolution", "convolution_backward", "_foreach_copy_"})
+    for (const char* name : {"convolution", "convolution_backward", "_foreach_copy_", "_foreach_add_.List",
+                             "_foreach_sub_.List", "_foreach_mul_.Scalar"})
         library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 

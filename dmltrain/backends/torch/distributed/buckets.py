@@ -11,10 +11,20 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, PushedMemory, Results, copy_all
+from dmltrain.backends.torch.distributed.flat import (
+    FlatWeights,
+    Places,
+    PushedMemory,
+    Results,
+    begin_copies,
+    copy_all,
+    encoded_memory,
+    pinned,
+)
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.encoded import Encoded, Encoding
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
 CHANGED = (
@@ -59,16 +69,15 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def lay_out(self, memory: Array, keep: bool = False) -> None:
+    def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
         memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
-        pinned memory."""
-        host = torch.from_numpy(memory)
-        if self.on_gpu and not host.is_pinned():
-            host = torch.empty_like(host, pin_memory=True)
+        pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients, and copies the bytes to where these
+        say."""
+        host = pinned(memory) if self.on_gpu else torch.from_numpy(memory)
         arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
-        self.host = PushedMemory(host)
+        self.host = encoded_memory(encodings, self.device) if encodings else PushedMemory([host])
         self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
         self.views = self.places.cut(self.gradients)
         self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
@@ -172,17 +181,17 @@ class Bucket:
         elif weight != 1.0:
             self.gradients.mul_(weight)
 
-    def begin_copy(self) -> bool:
-        """Begin to copy complete gradients to the host. Returns whether that goes on after the call: on a GPU."""
+    def freeze(self) -> bool:
+        """The gradients are complete: nothing may change them. Returns whether they must be copied to the host first:
+        those of a GPU."""
         self._version = self.gradients._version  # for `check_unchanged`
-        if self.on_gpu:
-            self.host.begin_copy(self.gradients)
         return self.on_gpu
 
-    def host_gradients(self) -> Array:
-        """The flat gradients in host memory, which does not change until the key's next pull returns."""
-        if not self.host.has_begun:
-            self.begin_copy()
+    def host_gradients(self) -> Array | Encoded:
+        """The flat gradients in host memory, which does not change until the key's next pull returns. Encoded only
+        where `lay_out` got encodings."""
+        if not self.host.has_begun and self.freeze():
+            copy_to_host([self])
         return self.host.complete()
 
     def send(self, store: KVStore) -> Handle:
@@ -233,6 +242,12 @@ class Bucket:
             return with_gradients(self.parameters, self.result(handle, factor))
         self.receive(handle, factor)
         return with_gradients(self.parameters, self.views)
+
+
+def copy_to_host(buckets: Sequence[Bucket]) -> None:
+    """Begin to copy the gradients of these buckets, all on one GPU, to the host."""
+    if buckets:
+        begin_copies(buckets[0].device, [(bucket.host, bucket.gradients) for bucket in buckets])
 
 
 def note_last_use(buckets: Sequence[Bucket]) -> None:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from dmltrain.backends.torch import copies
+from dmltrain.backends.torch.codecs import SliceEncoder, encode
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.codec import Codec
+from dmltrain.kvstore.encoded import Encoded, Encoding
 
+CHUNK = 1 << 25  # bytes that one copy takes from a GPU to another, which both have memory for
 MAX_RESULTS = 8  # addresses of results for which views are kept
 
 
 class Places:
     """Shape, strides and offset of each parameter in flat memory. Each keeps the order of its dimensions there."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         offsets = itertools.accumulate((parameter.numel() for parameter in parameters), initial=0)
         self._places = [
             (parameter.size(), dense_strides(parameter), offset)
@@ -101,10 +106,13 @@ class FlatWeights:
 
 
 class PushedMemory:
-    """The memory from which a bucket is pushed, (elements,): on a CPU that of its gradients, for a GPU pinned."""
+    """The memory from which a bucket is pushed: on a CPU that of its gradients, for a GPU pinned. `encoders`: of a GPU
+    that encodes its gradients; then there is memory for each of their slices."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
+    def __init__(self, memory: Sequence[torch.Tensor], encoders: Sequence[SliceEncoder] = ()) -> None:
+        self.memory, self.encoders = memory, encoders
+        arrays = [each.numpy() for each in memory]
+        self._pushed: Array | Encoded = Encoded(arrays) if encoders else arrays[0]
         self._copied: torch.Event | None = None  # None: no copy has begun
 
     @property
@@ -116,21 +124,56 @@ class PushedMemory:
         """Whether `complete` returns at once."""
         return self._copied is None or self._copied.query()
 
-    def begin_copy(self, gradients: torch.Tensor) -> None:
-        self._copied = copies.to_host(gradients, self._memory)
+    def begun(self, copied: torch.Event) -> None:
+        """A copy to the memory has begun, which is complete after the event."""
+        self._copied = copied
 
-    def complete(self) -> Array:
+    def complete(self) -> Array | Encoded:
         """Wait for the copy that has begun, if one has."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
-        return self._memory.numpy()
+        return self._pushed
 
     def forget(self, device: torch.device) -> None:
         """What is computed from now on may change the gradients of the copy, for which nobody waits any more."""
         if self._copied is not None:
             copies.computing(device).wait_event(self._copied)
             self._copied = None
+
+
+def encoded_memory(encodings: Sequence[Encoding], device: torch.device) -> PushedMemory:
+    """For a GPU's gradients, which are encoded there."""
+    encoders = [SliceEncoder(encoding, device) for encoding in encodings]
+    bare = [np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory for each in encodings]
+    parts = list(map(pinned, bare))
+    return PushedMemory(parts, encoders)
+
+
+def begin_copies(device: torch.device, sources: Sequence[tuple[PushedMemory, torch.Tensor]]) -> None:
+    """Begin to copy the gradients (elements,) of buckets on one GPU to the host. Those that are encoded are encoded
+    together."""
+    copied = copies.to_host(device, lambda: _pairs(sources))
+    for memory, _ in sources:
+        memory.begun(copied)
+
+
+def _pairs(sources: Sequence[tuple[PushedMemory, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    coded: dict[Codec, list[tuple[SliceEncoder, torch.Tensor, torch.Tensor]]] = {}
+    for host, gradients in sources:
+        if not host.encoders:
+            yield gradients, host.memory[0]
+        for encoder, place in zip(host.encoders, host.memory, strict=False):
+            coded.setdefault(encoder.codec, []).append((encoder, encoder.of(gradients), place))
+    for each in coded.values():
+        encoders, slices, places = zip(*each, strict=True)
+        yield from zip(encode(encoders, slices), places, strict=True)
+
+
+def pinned(memory: Array) -> torch.Tensor:
+    """The same memory if it is pinned, else other memory that is."""
+    here = torch.from_numpy(memory)
+    return here if here.is_pinned() else torch.empty_like(here, pin_memory=True)
 
 
 class Results:
@@ -181,6 +224,34 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         return torch._foreach_copy_(list(targets), list(sources))
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def on_device(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, all of one device, on this one: from a GPU to another one few copies for all. Each keeps the order
+    of its dimensions in memory."""
+    if any(kind == "cpu" for kind in (device.type, tensors[0].device.type)) or tensors[0].device == device:
+        return [tensor.to(device) for tensor in tensors]
+    placed: dict[int, torch.Tensor] = {}
+    for numbers in _chunks(tensors):
+        places = Places([tensors[number] for number in numbers])
+        flat = tensors[numbers[0]].new_empty(sum(tensors[number].numel() for number in numbers))
+        copy_all(places.cut(flat), [tensors[number] for number in numbers])
+        placed |= zip(numbers, places.cut(flat.to(device, non_blocking=True)), strict=True)
+    return [placed[number] for number in range(len(tensors))]
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The numbers of tensors of one type, in lists of at most CHUNK bytes if none is larger."""
+    chunks: list[list[int]] = []
+    filled: dict[torch.dtype, tuple[list[int], int]] = {}  # by type: the last chunk, and its bytes
+    for number, tensor in enumerate(tensors):
+        chunk, size = filled.get(tensor.dtype, ([], CHUNK + 1))
+        if size + tensor.nbytes > CHUNK:
+            chunk, size = [], 0
+            chunks.append(chunk)
+        chunk.append(number)
+        filled[tensor.dtype] = chunk, size + tensor.nbytes
+    return chunks
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:

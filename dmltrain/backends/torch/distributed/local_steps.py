@@ -16,7 +16,7 @@ with the weights of the last average and the outer momentum; it has a part from 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ import torch
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
+from dmltrain.backends.torch.distributed.flat import copy_all
+from dmltrain.backends.torch.distributed.gradients.leaving import Leaving
 from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
 from dmltrain.backends.torch.distributed.layout import declared
 from dmltrain.backends.torch.distributed.members import RECEIPT, Members
@@ -52,7 +54,7 @@ class WeightAverages(Exchange):
         self._settings = settings
         _check_equal(settings, store)
         self._model = store.key_number(buckets[0].name) if buckets else -1  # identifies the model
-        self._outer = [OuterOptimizer(bucket, settings) for bucket in buckets]
+        self._outer = OuterOptimizer(buckets, settings)
         self._steps_made = 0  # local steps since the last average
         self._is_shared = False  # whether `state_dict` has only what is the same on all workers
         self._numbers = {parameter: number for number, parameter in enumerate(self.gradients.parameters())}
@@ -85,8 +87,7 @@ class WeightAverages(Exchange):
         """Copy the weights before the first local step, not right after the average: in between the program may load
         other weights."""
         if self._steps_made == 0:
-            for outer in self._outer:
-                outer.begin()
+            self._outer.begin()
 
     def _meet(self, last: bool) -> bool:
         """Average the weights if any worker has made steps. `last`: this worker is in `synchronize`. Returns whether
@@ -106,16 +107,18 @@ class WeightAverages(Exchange):
         self._begin()
         with torch.no_grad():
             sent = self._send_all()
-            for outer, handle in sent:
-                handle.wait()
-                outer.take(handle, outer.bucket.factor_to_mean(self.store))
+            self._outer.take(sent, {bucket: bucket.factor_to_mean(self.store) for bucket in sent})
         self._steps_made = 0
 
-    def _send_all(self) -> list[tuple[OuterOptimizer, Handle]]:
+    def _send_all(self) -> dict[Bucket, Handle]:
         """Push all parts; on a GPU all are copied to the host while the first ones are sent."""
-        for outer in self._outer:
-            outer.begin_copy()
-        return [(outer, outer.bucket.send(self.store)) for outer in self._outer]
+        leaving = Leaving()
+        self._outer.compute_parts()
+        for bucket in self._outer.buckets:
+            if bucket.freeze():
+                leaving.add(bucket)
+        sent = {bucket: bucket.send(self.store) for bucket in self._outer.buckets if not bucket.on_gpu}
+        return sent | {bucket: bucket.send(self.store) for bucket in leaving.arrived(wait=True)}
 
     # -- rounds of an elastic job ---------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class WeightAverages(Exchange):
             self._take(sent, int(total[RECEIPT]))
         self.members.tell()
 
-    def _attempt(self) -> tuple[list[tuple[OuterOptimizer, Handle]], Array]:
+    def _attempt(self) -> tuple[dict[Bucket, Handle], Array]:
         """Wait for the sums in the present view, and until the round is recognised. Returns the results of the buckets,
         and the sum of the checksums, with the number of workers that have made local steps."""
         self._begin()
@@ -151,35 +154,36 @@ class WeightAverages(Exchange):
         with torch.no_grad():
             sent = self._send_all()
         total = self.store.pushpull(self.members.key, own, READ, wait=False)
-        for handle in (*(handle for _, handle in sent), total):
+        for handle in (*sent.values(), total):
             handle.wait()
         self.store.complete()
         return sent, np.array(total.values[0])
 
-    def _take(self, sent: list[tuple[OuterOptimizer, Handle]], workers: int) -> None:
+    def _take(self, sent: Mapping[Bucket, Handle], workers: int) -> None:
         """Make the outer step with the mean over so many workers; if there are none, all have the weights before."""
-        with torch.no_grad():
-            for outer, handle in sent if workers else ():
-                outer.take(handle, 1.0 / workers)
+        if workers:
+            with torch.no_grad():
+                self._outer.take(sent, dict.fromkeys(sent, 1.0 / workers))
         self._steps_made = 0
 
     def _return(self) -> None:
         """Go back to the weights of the last average."""
-        for outer in self._outer if self._steps_made else ():
-            outer.bucket.weights.set(outer.start)
+        if self._steps_made:
+            self._outer.set_weights(self._outer.buckets)
         self._steps_made = 0
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        own, made = [torch.from_numpy(outer.bucket.weights.on_host()) for outer in self._outer], self._steps_made
+        buckets, made = self._outer.buckets, self._steps_made
+        own = [torch.from_numpy(bucket.weights.on_host()) for bucket in buckets]
         self._return()
         self._is_shared = True
         try:
             yield
         finally:
             self._is_shared, self._steps_made = False, made
-            for outer, weights in zip(self._outer, own, strict=True):
-                outer.bucket.weights.set(weights)
+            for bucket, weights in zip(buckets, own, strict=True):
+                bucket.weights.set(weights)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -187,26 +191,25 @@ class WeightAverages(Exchange):
     def common_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         return {
             parameter: {"outer_momentum": view}
-            for outer in self._outer
-            if outer.momentum is not None
-            for parameter, view in zip(outer.bucket.parameters, outer.bucket.places.cut(outer.momentum), strict=True)
+            for bucket, momentum in self._outer.momentum.items()
+            for parameter, view in zip(bucket.parameters, bucket.places.cut(momentum), strict=True)
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, and under OUTER that of the outer one: `steps` since the last average;
         `momentum` and `start` (the weights at the last average; only between two averages) by a parameter's number."""
-        outer: dict[str, Any] = {"steps": self._steps_made, "momentum": {}, "start": {}}
-        for outer_optimizer in self._outer:
-            outer["momentum"] |= self._by_number(outer_optimizer, outer_optimizer.momentum)
-            outer["start"] |= self._by_number(outer_optimizer, outer_optimizer.start if self._steps_made else None)
+        start = self._outer.start if self._steps_made else {}
+        momentum = self._by_number(self._outer.momentum)
+        outer = {"steps": self._steps_made, "momentum": momentum, "start": self._by_number(start)}
         inner = super().state_dict()
         return {**inner, **({"state": {}} if self._is_shared else {}), OUTER: outer}
 
-    def _by_number(self, outer: OuterOptimizer, flat: torch.Tensor | None) -> dict[int, torch.Tensor]:
-        if flat is None:
-            return {}
-        views = zip(outer.bucket.parameters, outer.bucket.places.cut(flat), strict=True)
-        return {self._numbers[parameter]: view.cpu().clone() for parameter, view in views}
+    def _by_number(self, flat: Mapping[Bucket, torch.Tensor]) -> dict[int, torch.Tensor]:
+        return {
+            self._numbers[parameter]: view.cpu().clone()
+            for bucket, values in flat.items()
+            for parameter, view in zip(bucket.parameters, bucket.places.cut(values), strict=True)
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also loads a state from another type of kvstore with the optimizer on the workers; the outer momentum then
@@ -214,16 +217,16 @@ class WeightAverages(Exchange):
         super().load_state_dict(state_dict)
         outer = state_dict.get(OUTER, {})
         self._steps_made = int(outer.get("steps", 0))
-        for outer_optimizer in self._outer:
-            if outer_optimizer.momentum is not None:
-                outer_optimizer.momentum.zero_()
-                self._load(outer_optimizer, outer_optimizer.momentum, outer.get("momentum", {}))
-            if self._steps_made:
-                outer_optimizer.begin()  # for parameters that were frozen when the state was saved
-                self._load(outer_optimizer, outer_optimizer.start, outer["start"])
+        for bucket, momentum in self._outer.momentum.items():
+            momentum.zero_()
+            self._load(bucket, momentum, outer.get("momentum", {}))
+        if self._steps_made:
+            self._outer.begin()  # for parameters that were frozen when the state was saved
+            for bucket, start in self._outer.start.items():
+                self._load(bucket, start, outer["start"])
 
-    def _load(self, outer: OuterOptimizer, flat: torch.Tensor, saved: Mapping[int, torch.Tensor]) -> None:
-        for parameter, view in zip(outer.bucket.parameters, outer.bucket.places.cut(flat), strict=True):
+    def _load(self, bucket: Bucket, flat: torch.Tensor, saved: Mapping[int, torch.Tensor]) -> None:
+        for parameter, view in zip(bucket.parameters, bucket.places.cut(flat), strict=True):
             number = self._numbers[parameter]
             if number in saved and saved[number].shape != view.shape:
                 raise UserError(
@@ -250,42 +253,71 @@ def _check_equal(settings: LocalSteps, store: KVStore) -> None:
 
 
 class OuterOptimizer:
-    """The outer optimizer of one bucket: from the weights at the last average and the mean of the workers' weights to
-    the next weights of all workers (kvstore/local_steps.py). It runs on every worker, with the same numbers.
+    """The outer optimizer: from the weights at the last average and the mean of the workers' weights to the next
+    weights of all workers (kvstore/local_steps.py). It runs on every worker, with the same numbers.
 
-    `start`: the bucket's weights at the last average, (elements,). `momentum`: (elements,), None without momentum.
-    Both lie in the memory order of the bucket, on its device."""
+    `start`: of each bucket the weights at the last average, (elements,). `momentum`: (elements,), none without
+    momentum. Both lie in the memory order of the bucket, on its device. On a GPU one kernel is for all buckets."""
 
-    def __init__(self, bucket: Bucket, settings: LocalSteps) -> None:
-        self.bucket, self._settings = bucket, settings
-        self.start = torch.zeros_like(bucket.gradients)
-        self.momentum = torch.zeros_like(self.start) if settings.outer_momentum else None
+    def __init__(self, buckets: Sequence[Bucket], settings: LocalSteps) -> None:
+        self.buckets, self._settings = buckets, settings
+        self.start = {bucket: torch.zeros_like(bucket.gradients) for bucket in buckets}
+        has_momentum = buckets if settings.outer_momentum else ()
+        self.momentum = {bucket: torch.zeros_like(bucket.gradients) for bucket in has_momentum}
+        self._views = {bucket: bucket.places.cut(start) for bucket, start in self.start.items()}
+        self._weights: list[torch.Tensor] = [parameter for bucket in buckets for parameter in bucket.parameters]
 
     def begin(self) -> None:
-        """Copy the bucket's weights: the local steps begin."""
-        self.bucket.weights.copy_to(self.start)
+        """Copy the weights: the local steps begin."""
+        with torch.no_grad():
+            copy_all([view for views in self._views.values() for view in views], self._weights)
 
-    def begin_copy(self) -> None:
-        """Compute this worker's part of the outer gradient, which the bucket then sends. It uses the bucket's memory
-        for gradients, which is free: with local steps each gradient stays where backward puts it."""
-        part = self.bucket.gradients
-        self.bucket.weights.copy_to(part)
-        torch.sub(self.start, part, out=part)
-        self.bucket.begin_copy()
+    def set_weights(self, buckets: Sequence[Bucket]) -> None:
+        """Go to the weights in `start`."""
+        with torch.no_grad():
+            weights = [parameter for bucket in buckets for parameter in bucket.parameters]
+            copy_all(weights, [view for bucket in buckets for view in self._views[bucket]])
 
-    def take(self, handle: Handle, factor: float) -> None:
-        """Make the outer step with the result of the push, times `factor`."""
-        self.bucket.take_result(handle, factor)
-        outer_step(self.start, self.bucket.gradients, self.momentum, self._settings)
-        self.bucket.weights.set(self.start)
+    def compute_parts(self) -> None:
+        """Compute this worker's part of the outer gradient, which the buckets then send. It uses their memory for
+        gradients, which is free: with local steps each gradient stays where backward puts it."""
+        for bucket in self.buckets:
+            if bucket.on_gpu:
+                bucket.host.forget(bucket.device)
+        parts = [bucket.gradients for bucket in self.buckets]
+        copy_all(parts, list(self.start.values()))
+        if parts:
+            torch._foreach_sub_([view for bucket in self.buckets for view in bucket.views], self._weights)
+
+    def take(self, sent: Mapping[Bucket, Handle], factors: Mapping[Bucket, float]) -> None:
+        """Make the outer step with the results of the pushes, times these factors."""
+        arrived = []
+        for bucket, handle in sent.items():
+            handle.wait()
+            bucket.receive(handle, 1.0 if bucket.on_gpu else factors[bucket])
+            if bucket.on_gpu:
+                arrived.append(bucket)
+            else:
+                self._step([bucket], 1.0)
+        for factor in sorted({factors[bucket] for bucket in arrived}):
+            self._step([bucket for bucket in arrived if factors[bucket] == factor], factor)
+
+    def _step(self, buckets: Sequence[Bucket], factor: float) -> None:
+        gradients = [bucket.gradients for bucket in buckets]
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        momenta = [self.momentum[bucket] for bucket in buckets if bucket in self.momentum]
+        outer_step([self.start[bucket] for bucket in buckets], gradients, momenta, self._settings)
+        self.set_weights(buckets)
 
 
 def outer_step(
-    weights: torch.Tensor, gradient: torch.Tensor, momentum: torch.Tensor | None, settings: LocalSteps
+    weights: list[torch.Tensor], gradients: list[torch.Tensor], momenta: list[torch.Tensor], settings: LocalSteps
 ) -> None:
-    """A step with Nesterov momentum by the formula of torch.optim.SGD, as in DiLoCo. Changes `weights` and `momentum`
-    (elements,) in place."""
-    weights.add_(gradient, alpha=-settings.outer_lr)
-    if momentum is not None:
-        momentum.mul_(settings.outer_momentum).add_(gradient)
-        weights.add_(momentum, alpha=-settings.outer_lr * settings.outer_momentum)
+    """A step with Nesterov momentum by the formula of torch.optim.SGD, as in DiLoCo. Changes `weights` and `momenta`,
+    each (elements,), in place. No momenta: none is kept."""
+    torch._foreach_add_(weights, gradients, alpha=-settings.outer_lr)
+    if momenta:
+        torch._foreach_mul_(momenta, settings.outer_momentum)
+        torch._foreach_add_(momenta, gradients)
+        torch._foreach_add_(weights, momenta, alpha=-settings.outer_lr * settings.outer_momentum)

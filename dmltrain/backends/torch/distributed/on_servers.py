@@ -45,6 +45,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, KVStore, ViewChanged
 from dmltrain.kvstore.choices import ExchangeChoices
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 
@@ -245,7 +246,9 @@ class StepsOnServers(Exchange):
         if bucket in self.members.sent:
             return
         rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.members.rate_factor
-        self.store.push(bucket.name, self._scaled(bucket.host_gradients()), bucket.priority, rate)
+        gradients = bucket.host_gradients()
+        assert not isinstance(gradients, Encoded)  # see KVStore.encodings
+        self.store.push(bucket.name, self._scaled(gradients), bucket.priority, rate)
         self.members.sent.add(bucket)
 
     def _scaled(self, gradients: Array) -> Array:

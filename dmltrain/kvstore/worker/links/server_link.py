@@ -88,16 +88,17 @@ class ServerLink:
         ready: float = 0.0,
         offset: int | None = None,
     ) -> Frame:
-        """The PUSH frame of one slice's gradient `data` (length,), which must not change until its value has arrived.
-        `ready`: when the gradient was ready, time.perf_counter; `offset`: of `data` in the arena, if known."""
-        arena = self.link.own_arena
-        if arena is None or slice_.codec or not slice_.nbytes:
+        """The PUSH frame of one slice's gradient `data` (length,), or of its bytes if the caller has encoded it. They
+        must not change until its value has arrived. `ready`: when the gradient was ready, time.perf_counter; `offset`:
+        of `data` in the arena, if known."""
+        arena, coded = self.link.own_arena, _is_encoded(slice_, data)
+        if arena is None or (slice_.codec and not coded) or not slice_.nbytes:
             offset = None
         elif offset is None and isinstance(data, np.ndarray):
             offset = arena.offset_of(data)
         if offset is None:
             return self._push_later(slice_, data, clock, rate, priority, flags, ready)
-        self._count_shared(slice_.nbytes)
+        self._count_shared(slice_.push_bytes)
         header = _header(slice_, self.view, clock, rate, priority, ready, flags | Flag.SHARED, offset)
         return Frame(header, None, priority, droppable=True)
 
@@ -107,7 +108,7 @@ class ServerLink:
         """The frame of a gradient that the sending thread must copy, encode or send."""
         view = self.view  # now, because the frame may be sent when this link has entered a later view
         header = partial(_header, slice_, view, clock, rate, priority, ready)
-        if slice_.codec or self.link.own_arena is not None:
+        if not _is_encoded(slice_, data) and (slice_.codec or self.link.own_arena is not None):
             last = moment(view, clock)
             prepare = partial(self._prepared, slice_, data, last, self.op, header, flags)
             return Frame(b"", priority=priority, prepare=prepare, droppable=True)
@@ -115,7 +116,7 @@ class ServerLink:
             b"",
             priority=priority,
             prepare=lambda: (header(flags), to_send(data)),
-            prepared_bytes=wire.HEADER_SIZE + slice_.nbytes,
+            prepared_bytes=wire.HEADER_SIZE + slice_.push_bytes,
             droppable=True,
         )
 
@@ -306,6 +307,11 @@ class ServerLink:
         if header.kind == FrameKind.STATE:
             request.answer.append(state.receive(self.link, header))
         request.handle.one_done()
+
+
+def _is_encoded(slice_: WorkerSlice, data: Array | Parts) -> bool:
+    """Whether the push has been encoded by the caller."""
+    return slice_.codec is not None and isinstance(data, np.ndarray) and data.dtype == np.uint8
 
 
 def _header(

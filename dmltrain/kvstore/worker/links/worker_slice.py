@@ -10,8 +10,9 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.encoded import Encoding, Residual
 from dmltrain.kvstore.transport import flat, wire
-from dmltrain.kvstore.transport.shared_memory import ALIGNMENT
+from dmltrain.kvstore.transport.shared_memory import ALIGNMENT, Arena
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 
@@ -36,6 +37,7 @@ class WorkerSlice:
     sending: Array | None = None  # pushes are copied or encoded into it, uint8
     receiving: Array | None = None  # receives encoded values, uint8
     residual: Array | None = None  # of the encoded pushes, (length,) float32
+    kept: Residual | None = None  # in its place, if the caller encodes the pushes
     undo: Undo | None = None  # of the residual, in an elastic job
     loaned: int = 0  # the last moment whose push lies in `sending` in shared memory, where the server reads it
     returned: int = 0  # the last moment whose value has arrived: the server has finished reading `sending`
@@ -51,6 +53,29 @@ class WorkerSlice:
         self.push_type = self.codec.number if self.codec else self.value_type
         if self.codec and self.codec.needs_residual:
             self.residual = np.zeros(length, np.float32)
+
+    def encoding(self, arena: Arena | None) -> Encoding:
+        """For a caller that encodes the pushes from now on. `arena`: shared with the server, if there is one."""
+        assert self.codec is not None
+        taken = arena.take(self.push_bytes) if arena else None
+        memory = taken[1] if taken else None
+        return Encoding(self.range.start, self.range.length, self.codec, memory, self._keep_residual)
+
+    def _keep_residual(self, residual: Residual) -> None:
+        self.kept = residual
+
+    def read_residual(self) -> Array:
+        """For reading, until the next push."""
+        assert self.residual is not None  # see residual.slices_with_residual
+        return self.kept.read() if self.kept else self.residual
+
+    def write_residual(self, values: Array) -> None:
+        """Replace the residual by `values` (length,)."""
+        assert self.residual is not None
+        if self.kept:
+            self.kept.write(values)
+        else:
+            self.residual[:] = values
 
     def encode(self, data: Array, memory: Array, op: int | None) -> None:
         """Encode a push of this op, (length,), into `memory`, uint8. None: its round was aborted, so the residual must

@@ -60,14 +60,14 @@ class FactsExchange:
 
     def send(self, numbers: Sequence[int], place: ProgramPlace, bucket: Bucket | None) -> Handle | None:
         """Send this worker's facts. `numbers`: for each parameter the sum of those of `has`, `sparse`, `trained` and
-        `changed` that are true. Also sends the bucket, if there is one, and returns the bucket's handle."""
+        `changed` that are true. Also sends the bucket, of a CPU, if there is one, and returns the bucket's handle."""
         steps, calls = place.steps % LARGEST, place.calls % LARGEST
         self._own = [steps, place.layouts]
         extra = (steps, steps**2, place.layouts, place.layouts**2, calls, calls**2, place.at_step)
         values = np.array([*numbers, *extra], np.float64)
-        if bucket is None or bucket.device.type != "cpu":
+        if bucket is None:
             self._handle = self._store.pushpull(self._key, values, READ, wait=False)
-            return bucket.send(self._store) if bucket else None
+            return None
         pushed = [bucket.host_gradients(), values]
         self._handle = self._store.pushpull([bucket.name, self._key], pushed, READ, bucket.priority, wait=False)
         return self._handle

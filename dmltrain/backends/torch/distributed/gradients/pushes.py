@@ -13,7 +13,6 @@ A bucket is pending from its push (with the optimizer on the servers: from its p
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -22,6 +21,7 @@ import torch
 from dmltrain.backends.torch.distributed import backward, owners, parameter_hooks, same
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
+from dmltrain.backends.torch.distributed.gradients.leaving import Leaving
 from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
 from dmltrain.backends.torch.distributed.gradients.uses import ParameterUses
 from dmltrain.base.errors import UserError
@@ -63,8 +63,8 @@ class PushedGradients(OwnGradients):
     ) -> None:
         super().__init__(optimizer, buckets)
         self.pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        self._copying: deque[Bucket] = deque()  # from a GPU to the host; they are sent when they are there
         self._destination, self._uses = destination, uses
+        self.leaving = Leaving()  # GPUs
         self._overlap, self._early, self._accumulating = choices.overlap, choices.step_early, False
         self._shared = tuple(model.buffers()) if choices.broadcast_buffers else ()  # at each step, from worker 0
         self.names = {parameter: name for name, parameter in model.named_parameters()}
@@ -177,17 +177,17 @@ class PushedGradients(OwnGradients):
                 bucket.gather()
             bucket.weigh(self.weight)
             bucket.weigh(self._destination.scale())
-        if bucket.begin_copy():
+        if bucket.freeze():
             bucket.pushed = True
-            self._copying.append(bucket)
+            self.leaving.add(bucket)
         else:
             self._destination.push(bucket)
         self._send_copied(wait=False)
 
     def _send_copied(self, wait: bool) -> None:
         """Send the gradients that are on the host by now, or `wait` for all."""
-        while self._copying and (wait or self._copying[0].host.is_complete):
-            self._destination.push(self._copying.popleft())
+        for bucket in self.leaving.arrived(wait):
+            self._destination.push(bucket)
 
     def share_buffers(self, store: KVStore) -> None:
         """With broadcast_buffers: give all workers worker 0's buffers."""
@@ -242,7 +242,7 @@ class PushedGradients(OwnGradients):
     def forget(self) -> None:
         """Forget what was sent, and all gradients."""
         self.pending.clear()
-        self._copying.clear()
+        self.leaving.forget()
         for bucket in self.buckets:
             bucket.begin()
 

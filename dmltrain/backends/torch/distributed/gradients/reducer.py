@@ -128,7 +128,7 @@ class Reducer:
 
     def failed(self, error: BaseException) -> None:
         """A backward has ended with an error in the middle of a round."""
-        if self._sent.handles:
+        if self._sent.begun:
             self._failure = error
         else:
             self._begin()
@@ -156,6 +156,7 @@ class Reducer:
         last = self._sent.send_all(self.weight)
         before = self._between.states()
         self._send_facts(before, at_step, last)
+        self._sent.send_rest()
         # What has arrived already is taken while the facts are under way.
         results = self._sent.take([bucket for bucket, handle in self._sent.handles.items() if handle.done])
         facts = self._exchange.receive()
@@ -216,7 +217,7 @@ class Reducer:
         if facts.is_sparse(number):
             parameter.grad = self._rows.gradient(parameter, values, self.weight != 0.0)
         else:
-            write(parameter, values)
+            write([(parameter, values)])
 
     def _send_late(self, facts: RoundFacts) -> None:
         """Send gradients of parameters that were frozen on all workers until now, or whose types have changed."""
@@ -226,6 +227,7 @@ class Reducer:
         buckets = self._known.of(late)
         for bucket in buckets:
             self._sent.send(bucket, self.weight)
+        self._sent.send_rest()
         self._place_all(facts, self._sent.take(buckets))
 
     def _send_changes(self, numbers: list[int], facts: RoundFacts, results: Results) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_gradient
+from dmltrain.backends.torch.distributed.flat import copy_all
 from dmltrain.backends.torch.distributed.gradients.facts import RoundFacts
+from dmltrain.backends.torch.distributed.gradients.leaving import Leaving
 from dmltrain.backends.torch.distributed.gradients.parameter_buckets import ParameterBuckets
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
@@ -25,7 +27,9 @@ class SentGradients:
         self, store: KVStore, known: ParameterBuckets, frozen: Collection[Bucket], added: Collection[int], lossy: bool
     ) -> None:
         self._store, self._known, self._added, self._is_lossy = store, known, added, lossy
+        self.begun: set[Bucket] = set()  # the buckets that are sent, or on their way from a GPU
         self.handles: dict[Bucket, Handle] = {}  # of the buckets that are sent
+        self._leaving = Leaving()
         self.changes: dict[int, torch.Tensor] = {}  # gradient minus what was sent, where it has changed since
         self._seen: set[int] = set()  # gradients that backward has completed
         self._versions: dict[int, GradientVersion] = {}  # of the gradients that were sent
@@ -59,22 +63,47 @@ class SentGradients:
         bucket = self._known.bucket(number)
         if bucket is not None and bucket in self._missing:
             self._missing[bucket] -= 1
-            is_last = len(self.handles) + 1 >= len(self._missing)  # the last bucket is sent together with the facts
-            if self._missing[bucket] == 0 and not is_last and bucket not in self.handles:
+            is_last = len(self.begun) + 1 >= len(self._missing)  # the last bucket is sent together with the facts
+            if self._missing[bucket] == 0 and not is_last and bucket not in self.begun:
                 self.send(bucket, weight)
 
     def send(self, bucket: Bucket, weight: float) -> None:
+        """Send the bucket, from a GPU when it is on the host: see `send_rest`."""
         if self._fill(bucket, weight):
-            self.handles[bucket] = bucket.send(self._store)
+            self._send_filled(bucket)
+
+    def _send_filled(self, bucket: Bucket) -> None:
+        self.begun.add(bucket)
+        if bucket.freeze():
+            self._leaving.add(bucket)
+            self._send_copied(wait=False)
+        else:
+            self._push(bucket)
+
+    def _push(self, bucket: Bucket) -> None:
+        self.handles[bucket] = bucket.send(self._store)
 
     def send_all(self, weight: float) -> Bucket | None:
-        """Send the buckets that are left, but for the last one. That is filled and returned, if there is one."""
+        """Send the buckets that are left, but for the last one. That is filled and returned, unless it is on a GPU."""
         unsent = [
-            bucket for bucket in self._known.buckets[::-1] if bucket in self._missing and bucket not in self.handles
+            bucket for bucket in self._known.buckets[::-1] if bucket in self._missing and bucket not in self.begun
         ]
         for bucket in unsent[:-1]:
             self.send(bucket, weight)
-        return unsent[-1] if unsent and self._fill(unsent[-1], weight) else None
+        if not unsent or not self._fill(unsent[-1], weight):
+            return None
+        if not unsent[-1].on_gpu:
+            return unsent[-1]
+        self._send_filled(unsent[-1])
+        return None
+
+    def send_rest(self) -> None:
+        """Wait for what is on its way from a GPU, and send it."""
+        self._send_copied(wait=True)
+
+    def _send_copied(self, wait: bool) -> None:
+        for bucket in self._leaving.arrived(wait):
+            self._push(bucket)
 
     def _fill(self, bucket: Bucket, weight: float) -> bool:
         """Copy the parameters' gradients into the bucket, and return True. If the parameters have changed so that they
@@ -84,12 +113,11 @@ class SentGradients:
             del self._missing[bucket]
             return False
         with torch.no_grad():
-            for number, view in zip(self._known.numbers(bucket), bucket.views, strict=True):
-                gradient = self._known.parameters[number].grad
-                self._versions[number] = version_of(gradient)
+            for number in self._known.numbers(bucket):
+                self._versions[number] = version_of(self._known.parameters[number].grad)
                 if self._is_lossy:
                     self.check_new(number)
-                copy_gradient(view, gradient)
+            bucket.fill()
             bucket.weigh(weight)
         return True
 
@@ -122,16 +150,23 @@ class SentGradients:
     def take(self, buckets: list[Bucket]) -> Results:
         """Wait for the results of these buckets. A result replaces its gradient at once where no fact can change that:
         the gradient is dense, and has not changed since it was sent."""
-        results = {}
+        results, on_gpus = {}, []
         for bucket, views in self._known.results(self.handles, buckets):
             results[bucket] = views
-            for view, parameter in zip(views, bucket.parameters, strict=True):
-                gradient = parameter.grad
-                if gradient is None or gradient.layout is not torch.strided:
-                    continue
-                if not self.changes or self._known.number_of[parameter] not in self.changes:
-                    write(parameter, view)
+            unchanged = [pair for pair in zip(bucket.parameters, views, strict=True) if self._is_unchanged(pair[0])]
+            if bucket.on_gpu:
+                on_gpus += unchanged
+            else:
+                write(unchanged)
+        write(on_gpus)
         return results
+
+    def _is_unchanged(self, parameter: nn.Parameter) -> bool:
+        """Whether the gradient is dense, and what was sent."""
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return False
+        return not self.changes or self._known.number_of[parameter] not in self.changes
 
 
 class BetweenRounds:
@@ -193,10 +228,12 @@ def version_of(gradient: torch.Tensor | None) -> GradientVersion:
     return gradient, -1 if gradient is None else gradient._version
 
 
-def write(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """Set the parameter's gradient to `value`, in the same tensor if that may be written."""
-    gradient = parameter.grad
-    if gradient is None or gradient.requires_grad or 0 in gradient.stride():
-        parameter.grad = torch.empty_like(parameter).copy_(value)
-    else:
-        gradient.copy_(value)
+def write(pairs: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    """Set the gradient of each parameter to the value beside it, in the same tensor if that may be written."""
+    written = []
+    for parameter, value in pairs:
+        gradient = parameter.grad
+        if gradient is None or gradient.requires_grad or 0 in gradient.stride():
+            gradient = parameter.grad = torch.empty_like(parameter)
+        written.append((gradient, value))
+    copy_all([gradient for gradient, _ in written], [value for _, value in written])

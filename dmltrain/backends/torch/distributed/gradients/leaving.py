@@ -1,0 +1,45 @@
+"""Gradients on their way from GPUs to the host. Each bucket is sent when it is there; nothing waits before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
+
+ENCODED_TOGETHER = 8 << 20  # bytes of gradients: each encoding has many kernels, however few elements it is of
+
+
+class Leaving:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._gathered: list[Bucket] = []  # which are to be encoded together
+        self._copying: deque[Bucket] = deque()
+
+    def __contains__(self, bucket: Bucket) -> bool:
+        return bucket in self._gathered or bucket in self._copying
+
+    def add(self, bucket: Bucket) -> None:
+        """The bucket's gradients are complete, on a GPU."""
+        if self._gathered and self._gathered[0].device != bucket.device:
+            self._begin()
+        self._gathered.append(bucket)
+        if not bucket.host.encoders or sum(each.gradients.nbytes for each in self._gathered) >= ENCODED_TOGETHER:
+            self._begin()
+
+    def arrived(self, wait: bool) -> Iterator[Bucket]:
+        """The buckets that are on the host by now, or with `wait` all, in order. Each is to be sent."""
+        if wait:
+            self._begin()
+        while self._copying and (wait or self._copying[0].host.is_complete):
+            yield self._copying.popleft()
+
+    def forget(self) -> None:
+        self._gathered.clear()
+        self._copying.clear()
+
+    def _begin(self) -> None:
+        copy_to_host(self._gathered)
+        self._copying += self._gathered
+        self._gathered.clear()
