@@ -14,6 +14,7 @@ import pytest
 
 from dmltrain.checkpoints import checkpoint
 from tests.copied_tree import search_path
+from tests.forked_job import forked
 from tests.launch.conftest import ROOT, Launched, launcher, wait_for  # noqa: F401  (a fixture)
 from tests.test_fit import installed
 from tests.tiers import tiered
@@ -55,7 +56,8 @@ def test_launch_train_and_read_the_tables(launcher, tmp_path):  # noqa: F811
 
 @pytest.mark.thorough
 def test_a_job_works_with_servers_that_it_does_not_need(launcher):  # noqa: F811
-    done = launcher.run("-n", 1, "-s", 1, DIGITS, "--network", "mlp", "--kv-store", "local", "--num-epochs", 1)
+    program = forked(DIGITS, "--network", "mlp", "--kv-store", "local", "--num-epochs", 1)
+    done = launcher.run("-n", 1, "-s", 1, *program)
     assert done.code == 0, done
 
 
@@ -73,8 +75,9 @@ def test_dist_sync_without_servers_is_explained(launcher):  # noqa: F811
 )
 def test_the_classic_first_job(launcher, backend, kind, tmp_path):  # noqa: F811
     installed(backend)
-    program = ("python", ROOT / "examples/dist_sync_mlp.py", "--backend", backend, "--kv-store", kind)
-    done = launcher.run("-n", 2, "-s", 1, *program, "--num-epochs", 2, "--model-prefix", tmp_path / "m")
+    words = ("--backend", backend, "--kv-store", kind, "--num-epochs", 2, "--model-prefix", tmp_path / "m")
+    program = forked(ROOT / "examples/dist_sync_mlp.py", *words, backend=backend)
+    done = launcher.run("-n", 2, "-s", 1, *program)
     assert done.code == 0, done
     epochs = json.loads(table("logs", "--format", "json", cwd=tmp_path))[0]["epochs"]
     assert len(epochs) == 2 and epochs[-1]["validation_accuracy"] > 0.8
@@ -84,7 +87,7 @@ def test_the_classic_first_job(launcher, backend, kind, tmp_path):  # noqa: F811
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.exhaustive)])
 def test_a_plain_torch_script_trains_through_the_servers(launcher, kind):  # noqa: F811
-    done = launcher.run("-n", 2, "-s", 1, ROOT / "examples/plain_torch.py", kind, env=TORCHS)
+    done = launcher.run("-n", 2, "-s", 1, *forked(ROOT / "examples/plain_torch.py", kind), env=TORCHS)
     assert done.code == 0, done
     accuracies = [float(text) for text in re.findall(r"Validation-accuracy=(\S+)", str(done))]
     assert len(accuracies) == 2 and max(accuracies) > 0.85
@@ -96,7 +99,7 @@ def test_a_plain_torch_script_trains_through_the_servers(launcher, kind):  # noq
 
 @pytest.mark.thorough
 def test_a_plain_torch_script_ends_with_a_message_when_a_worker_is_lost(launcher):  # noqa: F811
-    job = launcher.start("-n", 2, "-s", 1, ROOT / "examples/plain_torch.py", env=TORCHS)
+    job = launcher.start("-n", 2, "-s", 1, *forked(ROOT / "examples/plain_torch.py"), env=TORCHS)
     wait_for(lambda: b"all registered" in job.log("scheduler-0"), "start")
     os.kill(job.pid("worker", 1), signal.SIGKILL)
     done = job.wait()

@@ -7,6 +7,7 @@ A fifth of each class is for validation, always the same 360 digits. The same 13
 accuracy shows that training works, but not how well the network reads the writing of other people.
 """
 
+import functools
 import gzip
 from importlib import resources
 from pathlib import Path
@@ -49,6 +50,7 @@ def load(
     )
 
 
+@functools.cache
 def _read() -> tuple[Array, Array]:
     """images uint8 (1797, 1, 8, 8), the file's 0 to 16 scaled to 0 to 255; labels int64 (1797,)."""
     text = gzip.decompress(resources.files("dmltrain.data").joinpath("digits.csv.gz").read_bytes())

@@ -15,6 +15,7 @@ With --trace FILE, the last option, a worker appends what it passes: FILE-MEMBER
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -232,6 +233,12 @@ def fail_at(index: int, error: Exception) -> None:
     Split.training = failing
 
 
+def watched_points(own: list[list[str]], marks: set[Path]) -> list[str]:
+    """Those that something is about, and those that say where the training thread is."""
+    text = " ".join([*itertools.chain(*own), *(each.name for each in marks)])
+    return [point for point in POINTS if text and (point in ("op", "train_step") or point in text)]
+
+
 def install(member: int, words: list[str], trace: Path | None) -> None:
     for _, what, index in (word for word in words if word[0] == ANY):
         fail_at(int(index), UserError("it is damaged") if what == "unreadable" else RuntimeError("a bad sample"))
@@ -239,7 +246,7 @@ def install(member: int, words: list[str], trace: Path | None) -> None:
     marks = {mark(point) for word in words for point in word[-1].partition(ONCE)[2].split()}
     remember_membership()
     tell_of_newcomers()
-    for point in POINTS:
+    for point in POINTS if trace else watched_points(own, marks):
         watch(point, {(when, name, at): what for when, name, at, what in (e for e in own if len(e) == 4)}, marks, trace)
     round_unlike_others([int(each[1]) for each in own if len(each) == 2])
 

@@ -104,7 +104,10 @@ class TorchTrainer(TrainerOfReplicas):
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def seed(self, *numbers: int) -> None:
-        torch.manual_seed(random_bits.seed_of(*numbers))
+        if devices.gpus(self.replicas.devices):
+            torch.manual_seed(random_bits.seed_of(*numbers))
+        else:  # the same, without a look at the sources of all callers, in case that there is a GPU after all
+            torch.default_generator.manual_seed(random_bits.seed_of(*numbers))
 
     def train_step(
         self,
