@@ -1,5 +1,5 @@
-"""EfficientNet-B0, as torchvision builds it, after Tan and Le, "EfficientNet: Rethinking Model Scaling for Convolutional
-Neural Networks", 2019.
+"""EfficientNet-B0, as torchvision builds it, after Tan and Le, "EfficientNet: Rethinking Model Scaling for
+Convolutional Neural Networks", 2019.
 
 `stochastic_depth` is the probability to skip a block at the end; block l of L, from 0, is skipped with l / L of it.
 First weights are those of the authors' program.

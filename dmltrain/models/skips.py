@@ -1,5 +1,5 @@
-"""Stochastic depth (Huang et al., "Deep Networks with Stochastic Depth", 2016): in training a sample skips the branch of
-a residual unit by chance, more often in later units."""
+"""Stochastic depth (Huang et al., "Deep Networks with Stochastic Depth", 2016): in training a sample skips the branch
+of a residual unit by chance, more often in later units."""
 
 from __future__ import annotations
 
