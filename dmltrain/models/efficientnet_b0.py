@@ -76,8 +76,9 @@ def _block(name: str, channels: int, inner: int, after: int, kernel: int, stride
 def _unit(name: str, channels: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> tuple[Layer, Layer]:
     """Convolution and batch norm. A filter of one channel starts by the number of its inputs."""
     rule = Rule(HE) if groups > 1 else Rule()
-    window = {"kernel": kernel, "stride": stride, "pad": kernel // 2}
-    convolution = Conv(name, channels, bias=False, groups=groups, weight_rule=rule, **window)
+    convolution = Conv(
+        name, channels, kernel=kernel, stride=stride, pad=kernel // 2, bias=False, groups=groups, weight_rule=rule
+    )
     return convolution, BatchNorm(f"{name}_bn", epsilon=1e-5, fixed_scale=False)
 
 
