@@ -6,7 +6,7 @@ import pytest
 
 from dmltrain import models
 from dmltrain.base.errors import UserError
-from dmltrain.layers import BatchNorm, Constant, StochasticDepth
+from dmltrain.layers import Constant, StochasticDepth
 
 LARGE = (3, 224, 224)
 COUNTS = [  # of torchvision 0.28, and of timm's resnet50d and seresnet50
@@ -27,17 +27,12 @@ def test_counts_are_those_of_others(name, layers, options, count):
     assert models.create(name, layers, 1000, LARGE, **{**options, **changed}).num_parameters == count
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("resnet-v1", {}), ("resnext", {}), ("resnet-v1b", {}), ("resnet-v1d", {})]
-)
-def test_with_zero_gamma_each_unit_starts_as_its_shortcut(name, options):
+@pytest.mark.parametrize("name", ["resnet-v1", "resnext", "resnet-v1b", "resnet-v1d"])
+def test_with_zero_gamma_each_unit_starts_as_its_shortcut(name):
     network = models.create(name, 50, 10, (3, 64, 64), zero_gamma=True)
+    units = [f"stage{stage}_unit{unit}" for stage, n in enumerate((3, 4, 6, 3), 1) for unit in range(1, n + 1)]
     zeros = [parameter.name for parameter in network.parameters() if parameter.initial == Constant(0.0)]
-    assert zeros == [
-        f"stage{stage}_unit{unit}_bn3_gamma" for stage, n in enumerate((3, 4, 6, 3), 1) for unit in range(1, n + 1)
-    ]
-    norms = [call.layer for call in network.layer_calls if isinstance(call.layer, BatchNorm)]
-    assert models.create(name, 50, 10, (3, 64, 64)).num_parameters == network.num_parameters and norms
+    assert zeros == [f"{unit}_bn3_gamma" for unit in units]
 
 
 RATES = {
