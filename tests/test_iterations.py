@@ -107,6 +107,14 @@ def test_masks_of_dropout_and_mixings_after_a_snapshot_are_those_of_a_resumed_ru
     assert run(*words, "--snapshot", 2, "--load-iteration", 2).digest() == whole.digest()
 
 
+def test_which_samples_skip_layers_follows_from_the_step_also_after_a_snapshot(run, tmp_path):  # noqa: F811
+    words = ["--network", "resnet-v1b", "--num-layers", 8, "--dataset", "synthetic", "--image-shape", "3,9,9"]
+    words += ["--num-examples", 16, "--batch-size", 4, "--num-epochs", 1]
+    digests = [run(*words, "--stochastic-depth", rate).digest() for rate in (0, 0.5)]
+    snapshots = ["--snapshot", 2, "--model-prefix", tmp_path / "m"]  # which gives other numbers to dropout
+    assert digests[0] != digests[1] == run(*words, "--stochastic-depth", 0.5, *snapshots).digest()
+
+
 def test_a_snapshot_of_epochs_with_other_steps_is_refused(run, tmp_path):  # noqa: F811
     prefix = ["--model-prefix", tmp_path / "m", "--num-epochs", 1]
     run(*SMALL, *prefix, "--max-iter", 7)

@@ -29,7 +29,9 @@ Every backend must follow these conventions (MXNet 1.9.1's, unless stated otherw
 * `LocalResponseNorm`: `x / (offset + alpha / size * sum of squares over size neighbouring channels) ^ beta`.
   (MXNet 1.9.1's oneDNN computes a wrong gradient where a pooling or convolution follows; the mxnet backend avoids it.)
 * `Clip` keeps its bounds in float32 in MXNet. `SpatialTransformer` and `Auxiliary` say themselves what they do.
-* `Dropout` scales the remaining values by `1 / (1 - rate)` in training and does nothing otherwise.
+* `Dropout` scales the remaining values by `1 / (1 - rate)` in training and does nothing otherwise, and so does
+  `StochasticDepth`, of whole samples.
+* `LayerNorm` divides by n = channels, as the batch's variance does, with `epsilon` under the root.
 
 A `Rule` says how an array starts and learns, where this is not as usual: its first values, and the multipliers of its
 learning rate and of its weight decay. As in MXNet, weights and gammas decay, biases and betas do not.
@@ -52,13 +54,24 @@ from dmltrain.layers.initialisers import (
     Uniform,
     Xavier,
 )
-from dmltrain.layers.joins import Add, Chain, Concat, Join, add, chain, concat
+from dmltrain.layers.joins import Add, Chain, Concat, Join, Multiply, add, chain, concat, multiply
 from dmltrain.layers.layer import Layer, LayerCall, ShapeError
 from dmltrain.layers.learned import Conv, Dense
 from dmltrain.layers.network import Network
-from dmltrain.layers.normalisation import MXNET_EPSILON, BatchNorm, LocalResponseNorm
+from dmltrain.layers.normalisation import MXNET_EPSILON, BatchNorm, LayerNorm, LocalResponseNorm
 from dmltrain.layers.parameter import AUXILIARY_KINDS, DECAYING_KINDS, LEARNED_KINDS, Parameter, Rule, Shape
-from dmltrain.layers.pointwise import Clip, Dropout, Flatten, Relu, Scale, Tanh
+from dmltrain.layers.pointwise import (
+    Clip,
+    Dropout,
+    Flatten,
+    Gelu,
+    Relu,
+    Scale,
+    Sigmoid,
+    Silu,
+    StochasticDepth,
+    Tanh,
+)
 from dmltrain.layers.pooling import AvgPool, GlobalAvgPool, MaxPool, Pool
 from dmltrain.layers.spatial import IDENTITY, SpatialTransformer
 
@@ -78,6 +91,7 @@ __all__ = [
     "Dropout",
     "Exactly",
     "Flatten",
+    "Gelu",
     "GlobalAvgPool",
     "HE",
     "IDENTITY",
@@ -86,9 +100,11 @@ __all__ = [
     "Join",
     "LEARNED_KINDS",
     "Layer",
+    "LayerNorm",
     "LocalResponseNorm",
     "MXNET_EPSILON",
     "MaxPool",
+    "Multiply",
     "Network",
     "Normal",
     "Orthogonal",
@@ -99,7 +115,10 @@ __all__ = [
     "Scale",
     "Shape",
     "ShapeError",
+    "Sigmoid",
+    "Silu",
     "SpatialTransformer",
+    "StochasticDepth",
     "LayerCall",
     "Tanh",
     "Uniform",
@@ -107,4 +126,5 @@ __all__ = [
     "add",
     "chain",
     "concat",
+    "multiply",
 ]

@@ -28,7 +28,7 @@ class Chain(Layer):
 
 @dataclass(frozen=True)
 class Join(Layer):
-    """Base of Concat and Add: every branch gets the same input."""
+    """Base of Concat, Add and Multiply: every branch gets the same input."""
 
     branches: tuple[Layer, ...] = ()
 
@@ -66,6 +66,21 @@ class Add(Join):
         return shapes[0]
 
 
+@dataclass(frozen=True)
+class Multiply(Join):
+    """Product of the branches. The first one has the shape of the result; the others have as many channels, and for
+    height and width the same or 1, which stands for all."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = self.branch_shapes(shape)
+        first = shapes[0]
+        agree = all(len(other) == len(first) and other[0] == first[0] for other in shapes) and all(
+            extent in (1, whole) for other in shapes for extent, whole in zip(other[1:], first[1:], strict=True)
+        )
+        self.require(agree, f"branches do not fit the first: {texts(shapes)} from input {text(shape)}")
+        return first
+
+
 def chain(*layers: Layer) -> Chain:
     return Chain(layers=layers)
 
@@ -76,3 +91,7 @@ def concat(*branches: Layer, name: str = "") -> Concat:
 
 def add(*branches: Layer, name: str = "") -> Add:
     return Add(name, branches)
+
+
+def multiply(*branches: Layer, name: str = "") -> Multiply:
+    return Multiply(name, branches)

@@ -10,6 +10,7 @@ from dmltrain.layers.auxiliary import Auxiliary
 from dmltrain.layers.initialisers import HE, Initialiser
 from dmltrain.layers.layer import Layer, LayerCall, ShapeError, text
 from dmltrain.layers.parameter import Parameter, Shape
+from dmltrain.layers.pointwise import StochasticDepth
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Network:
     def layer_calls(self) -> tuple[LayerCall, ...]:
         """Every layer in forward order, with its shapes."""
         return tuple(self.root.trace(self.input_shape))
+
+    @cached_property
+    def skips_samples(self) -> bool:
+        """Whether samples skip layers by chance in training."""
+        return any(isinstance(call.layer, StochasticDepth) for call in self.layer_calls)
 
     @cached_property
     def output_shape(self) -> Shape:

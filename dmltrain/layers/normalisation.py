@@ -36,6 +36,26 @@ class BatchNorm(Layer):
 
 
 @dataclass(frozen=True)
+class LayerNorm(Layer):
+    """Each pixel of each sample normalised over its channels (Ba et al. 2016), then scaled and shifted by channel."""
+
+    epsilon: float = 1e-5
+    gamma_rule: Rule = USUAL
+    beta_rule: Rule = USUAL
+
+    def __post_init__(self) -> None:
+        self.require(bool(self.name), "needs a name, for its gamma")
+        self.require(self.epsilon > 0, f"epsilon must be positive, is {self.epsilon}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return image(self, shape)
+
+    def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
+        gamma = self.gamma_rule.parameter(f"{self.name}_gamma", shape[:1], "gamma")
+        return gamma, self.beta_rule.parameter(f"{self.name}_beta", shape[:1], "beta")
+
+
+@dataclass(frozen=True)
 class LocalResponseNorm(Layer):
     """Normalisation across `size` neighbouring channels (Krizhevsky et al. 2012, 3.3). Defaults are MXNet's."""
 

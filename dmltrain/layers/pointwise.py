@@ -20,6 +20,21 @@ class Tanh(Layer):
 
 
 @dataclass(frozen=True)
+class Sigmoid(Layer):
+    """1 / (1 + exp(-x))"""
+
+
+@dataclass(frozen=True)
+class Silu(Layer):
+    """x times its sigmoid, also called swish."""
+
+
+@dataclass(frozen=True)
+class Gelu(Layer):
+    """x times the normal distribution function of x, exactly, not by the approximation with tanh."""
+
+
+@dataclass(frozen=True)
 class Flatten(Layer):
     """(C, H, W) -> (C * H * W,), channels outermost."""
 
@@ -35,6 +50,11 @@ class Dropout(Layer):
 
     def __post_init__(self) -> None:
         self.require(0 <= self.rate < 1, f"rate must lie in 0..1 (1 excluded), is {self.rate}")
+
+
+@dataclass(frozen=True)
+class StochasticDepth(Dropout):
+    """Dropout of whole samples: at the end of a residual branch, so that a sample skips it (Huang et al. 2016)."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dmltrain.base.errors import UserError
-from dmltrain.layers import BatchNorm, Chain, Conv, Layer, MaxPool, Relu, chain
+from dmltrain.layers import BatchNorm, Chain, Constant, Conv, Layer, MaxPool, Relu, Rule, chain
 
 SMALL_IMAGE = 32  # pixels of height, the most for a CIFAR network
 CIFAR_DEPTHS = (20, 32, 44, 50, 56, 110, 164)  # the usual ones
@@ -29,6 +29,9 @@ DEPTHS = (
     f"50, also {', '.join(str(depth) for depth in IMAGENET_UNITS if depth != 50)}; for images up to {SMALL_IMAGE} "
     f"pixels high 110, also {', '.join(str(depth) for depth in CIFAR_DEPTHS if depth != 110)}"
 )
+
+
+ZERO_GAMMA = Rule(Constant(0.0))  # of a unit's last norm: the unit starts as its shortcut (Goyal et al. 2017, 5.1)
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,9 @@ def imagenet_stem(channels: int) -> Chain:
     return chain(conv, norm("bn0"), Relu("relu0"), MaxPool("pooling0", kernel=3, stride=2, pad=1))
 
 
-def norm(name: str) -> BatchNorm:
-    """A batch norm with the constants of all residual networks."""
-    return BatchNorm(name, epsilon=2e-5, momentum=0.9, fixed_scale=False)
+def norm(name: str, gamma: Rule | None = None, epsilon: float = 2e-5) -> BatchNorm:
+    """A batch norm with the constants of MXNet's residual networks."""
+    return BatchNorm(name, epsilon=epsilon, momentum=0.9, fixed_scale=False, gamma_rule=gamma or Rule())
 
 
 def conv(name: str, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> Conv:
@@ -93,11 +96,12 @@ def conv(name: str, channels: int, kernel: int, stride: int = 1, groups: int = 1
     return Conv(name, channels, kernel=kernel, stride=stride, pad=kernel // 2, bias=False, groups=groups)
 
 
-def normed(name: str, *convolutions: tuple[int, ...]) -> Chain:
+def normed(name: str, *convolutions: tuple[int, ...], zero_gamma: bool = False, epsilon: float = 2e-5) -> Chain:
     """The body of a unit whose ReLU comes after the addition: convolutions, each with a batch norm after it, and ReLUs
-    between them. A convolution is what `conv` takes besides its name."""
+    between them. A convolution is what `conv` takes besides its name. `zero_gamma`: of the last norm."""
     layers: list[Layer] = []
     for number, convolution in enumerate(convolutions, 1):
         layers += [Relu(f"{name}_relu{number - 1}")] if number > 1 else []
-        layers += [conv(f"{name}_conv{number}", *convolution), norm(f"{name}_bn{number}")]
+        gamma = ZERO_GAMMA if zero_gamma and number == len(convolutions) else None
+        layers += [conv(f"{name}_conv{number}", *convolution), norm(f"{name}_bn{number}", gamma, epsilon)]
     return chain(*layers)

@@ -14,13 +14,15 @@ from dmltrain.models.architecture import Architecture
 from dmltrain.models.residual import DEPTHS, conv, imagenet_stem, norm, normed, plan
 
 
-def build(num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
+def build(
+    num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], *, zero_gamma: bool = False
+) -> Network:
     shape = plan("resnet-v1", num_layers, image_shape)
 
     def unit(name: str, channels: int, stride: int, first: bool) -> Layer:
         inner = channels // 4
         deep, basic = ((inner, 1, stride), (inner, 3), (channels, 1)), ((channels, 3, stride), (channels, 3))
-        body = normed(name, *(deep if shape.bottleneck else basic))
+        body = normed(name, *(deep if shape.bottleneck else basic), zero_gamma=zero_gamma)
         projection = (conv(f"{name}_conv1sc", channels, 1, stride), norm(f"{name}_sc")) if first else ()
         return chain(add(body, chain(*projection)), Relu(f"{name}_relu3"))
 

@@ -19,7 +19,12 @@ GROUPS = 32
 
 
 def build(
-    num_layers: int | None, num_classes: int, image_shape: tuple[int, int, int], *, num_group: int | None = None
+    num_layers: int | None,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+    *,
+    num_group: int | None = None,
+    zero_gamma: bool = False,
 ) -> Network:
     """Raises UserError for invalid depths and groups."""
     shape = plan("resnext", num_layers, image_shape)
@@ -30,7 +35,7 @@ def build(
     def unit(name: str, channels: int, stride: int, first: bool) -> Layer:
         inner = channels // 2
         deep, basic = ((inner, 1), (inner, 3, stride, groups), (channels, 1)), ((channels, 3, stride), (channels, 3))
-        body = normed(name, *(deep if shape.bottleneck else basic))
+        body = normed(name, *(deep if shape.bottleneck else basic), zero_gamma=zero_gamma)
         projection = (conv(f"{name}_sc", channels, 1, stride), norm(f"{name}_sc_bn")) if first else ()
         return chain(add(body, chain(*projection)), Relu(f"{name}_relu"))
 

@@ -75,6 +75,21 @@ def _(layer: layers.Tanh, x: Any, to: Graph) -> Any:
     return to.operator("Activation", layer.name, [x], act_type="tanh")
 
 
+@emit.register
+def _(layer: layers.Sigmoid, x: Any, to: Graph) -> Any:
+    return to.operator("Activation", layer.name, [x], act_type="sigmoid")
+
+
+@emit.register
+def _(layer: layers.Silu, x: Any, to: Graph) -> Any:
+    return to.operator("broadcast_mul", layer.name, [x, to.operator("Activation", "", [x], act_type="sigmoid")])
+
+
+@emit.register
+def _(layer: layers.Gelu, x: Any, to: Graph) -> Any:
+    return to.operator("LeakyReLU", layer.name, [x], act_type="gelu")
+
+
 def _window(layer: layers.Pool) -> dict[str, object]:
     return {"kernel": layer.kernel, "stride": layer.stride, "pad": layer.pad, "pooling_convention": layer.rounding}
 
@@ -106,6 +121,11 @@ def _(layer: layers.Dropout, x: Any, to: Graph) -> Any:
 
 
 @emit.register
+def _(layer: layers.StochasticDepth, x: Any, to: Graph) -> Any:
+    return to.operator("Dropout", layer.name, [x], p=layer.rate, axes=(1, 2, 3))
+
+
+@emit.register
 def _(layer: layers.Scale, x: Any, to: Graph) -> Any:
     return to.operator("_mul_scalar", layer.name, [x], scalar=layer.factor)
 
@@ -113,6 +133,12 @@ def _(layer: layers.Scale, x: Any, to: Graph) -> Any:
 @emit.register
 def _(layer: layers.Clip, x: Any, to: Graph) -> Any:
     return to.operator("clip", layer.name, [x], a_min=layer.low, a_max=layer.high)
+
+
+@emit.register
+def _(layer: layers.LayerNorm, x: Any, to: Graph) -> Any:
+    arrays = _learned(layer.name, {"gamma": layer.gamma_rule, "beta": layer.beta_rule}, to)
+    return to.operator("LayerNorm", layer.name, [x, *arrays], axis=1, eps=layer.epsilon)
 
 
 @emit.register
@@ -148,7 +174,16 @@ def _(layer: layers.Concat, x: Any, to: Graph) -> Any:
 
 @emit.register
 def _(layer: layers.Add, x: Any, to: Graph) -> Any:
+    return _in_pairs("elemwise_add", layer, x, to)
+
+
+@emit.register
+def _(layer: layers.Multiply, x: Any, to: Graph) -> Any:
+    return _in_pairs("broadcast_mul", layer, x, to)
+
+
+def _in_pairs(op: str, layer: layers.Join, x: Any, to: Graph) -> Any:
     total, *others = (emit(branch, x, to) for branch in layer.branches)
     for number, other in enumerate(others, 1):
-        total = to.operator("elemwise_add", layer.name if number == len(others) else "", [total, other])
+        total = to.operator(op, layer.name if number == len(others) else "", [total, other])
     return total

@@ -83,11 +83,25 @@ def _batch_norm(options: NodeOptions, place: Place) -> Layer:
     )
 
 
-ACTIVATIONS: dict[str, type[Layer]] = {"relu": layers.Relu, "tanh": layers.Tanh}
+ACTIVATIONS: dict[str, type[Layer]] = {"relu": layers.Relu, "tanh": layers.Tanh, "sigmoid": layers.Sigmoid}
 
 
 def _activation(options: NodeOptions, place: Place) -> Layer:
     return ACTIVATIONS[options.choice("act_type", tuple(ACTIVATIONS))](place.name)
+
+
+def _leaky_relu(options: NodeOptions, place: Place) -> Layer:
+    """Only what MXNet has as one of its kinds."""
+    options.choice("act_type", ("gelu",), "leaky")
+    return layers.Gelu(place.name)
+
+
+def _layer_norm(options: NodeOptions, place: Place) -> Layer:
+    """Over channels, of images."""
+    options.expect(output_mean_var="False")
+    options.choice("axis", ("1",), "-1")
+    epsilon = options.number("eps", 1e-5)
+    return layers.LayerNorm(place.name, epsilon=epsilon, **_rules(place, ("gamma", "beta")))
 
 
 def _pooling(options: NodeOptions, place: Place) -> Layer:
@@ -125,8 +139,9 @@ def _local_response_norm(options: NodeOptions, place: Place) -> Layer:
 
 
 def _dropout(options: NodeOptions, place: Place) -> Layer:
-    options.expect(mode="training", axes="()")
-    return layers.Dropout(place.name, options.number("p", 0.5))
+    options.expect(mode="training")
+    whole = options.choice("axes", ("()", "(1, 2, 3)", "(1,2,3)"), "()") != "()"
+    return (layers.StochasticDepth if whole else layers.Dropout)(place.name, options.number("p", 0.5))
 
 
 def _flatten(options: NodeOptions, place: Place) -> Layer:
@@ -180,6 +195,15 @@ def _add(options: NodeOptions, name: str, branches: tuple[Layer, ...]) -> Layer:
     return layers.add(*branches, name=name)
 
 
+def _multiply(options: NodeOptions, name: str, branches: tuple[Layer, ...]) -> Layer:
+    is_silu = len(branches) == 2 and branches[0] == layers.chain() and _is_sigmoid(branches[1])
+    return layers.Silu(name) if is_silu else layers.multiply(*branches, name=name)
+
+
+def _is_sigmoid(layer: Layer) -> bool:
+    return isinstance(layer, layers.Chain) and len(layer.layers) == 1 and isinstance(layer.layers[0], layers.Sigmoid)
+
+
 def _spatial_transformer(options: NodeOptions, name: str, branches: tuple[Layer, ...]) -> Layer:
     options.expect(transform_type="affine", sampler_type="bilinear")
     (localisation,) = branches
@@ -193,7 +217,7 @@ def _no_bias(node: Node) -> bool:
 CONVOLUTION = One(_convolution, lambda node: WEIGHT if _no_bias(node) else WEIGHT_AND_BIAS)
 BATCH_NORM = One(_batch_norm, lambda node: OF_BATCH_NORM)
 POOLING = One(_pooling)
-ADD, CONCAT = Several(_add), Several(_concat)
+ADD, CONCAT, MULTIPLY = Several(_add), Several(_concat), Several(_multiply)
 IDENTITY = One(_identity)
 OPERATORS: dict[str, One | Several] = {
     "Activation": One(_activation),
@@ -209,6 +233,8 @@ OPERATORS: dict[str, One | Several] = {
     "Flatten": One(_flatten),
     "FullyConnected": One(_dense, lambda node: WEIGHT if _no_bias(node) else WEIGHT_AND_BIAS),
     "LRN": One(_local_response_norm),
+    "LayerNorm": One(_layer_norm, lambda node: ("gamma", "beta")),
+    "LeakyReLU": One(_leaky_relu),
     "Pooling": POOLING,
     "Pooling_v1": POOLING,
     "Reshape": One(_reshape),
@@ -223,15 +249,18 @@ OPERATORS: dict[str, One | Several] = {
     "add_n": ADD,
     "amp_cast": One(_cast),
     "broadcast_add": ADD,
+    "broadcast_mul": MULTIPLY,
     "broadcast_plus": ADD,
     "cast": One(_cast),
     "clip": One(_clip),
     "concat": CONCAT,
     "elemwise_add": ADD,
+    "elemwise_mul": MULTIPLY,
     "flatten": One(_flatten),
     "identity": IDENTITY,
     "relu": _function(layers.Relu),
     "reshape": One(_reshape),
+    "sigmoid": _function(layers.Sigmoid),
     "tanh": _function(layers.Tanh),
 }
 # The loss at the end of a graph; its first input are the logits.

@@ -58,6 +58,14 @@ class NetworkOptions(Group):
     add_stn: bool | None = own("add_stn", "1: a spatial transformer first", switch, nargs="?", const=True)
     multiplier: float | None = own("multiplier", "factor of the numbers of channels", number(0.0, above=True))
     num_group: int | None = own("num_group", "groups of the 3x3 convolutions", integer(1))
+    zero_gamma: bool | None = own("zero_gamma", "1: each residual unit starts as 0", switch, nargs="?", const=True)
+    squeeze_excitation: bool | None = own(
+        "squeeze_excitation", "1: squeeze-and-excitation in each unit", switch, nargs="?", const=True
+    )
+    stochastic_depth: float | None = own("stochastic_depth", "probability to skip the last residual unit", number(0.0))
+    blur_pool: bool | None = own(
+        "blur_pool", "1: blur before convolutions with a stride", switch, nargs="?", const=True
+    )
 
     @property
     def network_options(self) -> dict[str, Any]:

@@ -104,6 +104,7 @@ class Steps:
             self._begin(len(of_round))
         ends = batch.index + 1 == of_round.stop
         mixing = self._mixing(batch, batch.index - of_round.start)
+        self._seed_skips(batch.index - of_round.start)
         if ends:
             self._step(batch, mixing)
         else:
@@ -126,6 +127,11 @@ class Steps:
         """Of the batch with this number in its round: the same on all workers, and in each repetition."""
         seed = seed_of(self._run.options.seed, self._epoch, int(self._present), number)
         return mixing.drawn(self._run.options, batch.images.shape[2:], RandomNumbers(seed))
+
+    def _seed_skips(self, number: int) -> None:
+        """Which samples skip layers follows from the step, so that it is the same in a repetition."""
+        if (run := self._run).network.skips_samples:
+            run.trainer.seed(run.options.seed, self._epoch, run.store.member, int(self._present), number)
 
     def _step(self, batch: Batch, mixing: Mixing | None) -> None:
         """Make the round's step, with its last batch. It may be completed in a later view."""

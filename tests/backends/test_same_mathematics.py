@@ -36,6 +36,8 @@ def test_same_weights_give_the_same_logits_gradients_and_statistics(name):
     network = NETWORKS[name] if name == "response-norm" else narrowed(without_response_norm(NETWORKS[name]))
     normalises = any(isinstance(step.layer, layers.LocalResponseNorm) for step in network.layer_calls)
     dtype, tolerance = ("float32", 1e-5) if normalises else ("float64", 1e-9)
+    if any(isinstance(step.layer, layers.Gelu) for step in network.layer_calls):
+        tolerance = 1e-6  # MXNet's constants of it are float32
     images = random(4, *network.input_shape, seed=3, dtype=dtype)
     arrays, weights = wild_arrays(network, dtype), random(4, logits_of(network), seed=4, dtype=dtype)
     found = in_torch(network, arrays, images, weights)

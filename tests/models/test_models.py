@@ -133,7 +133,7 @@ def test_usual_depths_are_mxnets_defaults():
     assert models.create("resnet", None, 1000, LARGE) == models.create("resnet", 50, 1000, LARGE)
 
 
-SINGLE = [name for name in models.NETWORKS if name not in ("resnet", "resnet-v1", "resnext", "vgg", "keras-resnet")]
+SINGLE = [name for name in models.NETWORKS if not models.NETWORKS[name].depths]
 DEEP, SHALLOW = "18, 34, 50, 101, 152, 200, 269", "20, 32, 44, 50, 56, 110, 164"
 
 

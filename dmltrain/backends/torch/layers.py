@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import singledispatch
-from operator import iadd, imul
+from operator import iadd, imul, mul
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.fx.node import Argument
 from torch.nn import functional
 
 from dmltrain import initial, layers
-from dmltrain.backends.torch.operators import response_norm, sample_affine
+from dmltrain.backends.torch.operators import channel_norm, drop_samples, response_norm, sample_affine
 from dmltrain.layers import Network
 
 AUXILIARY = "auxiliary output"  # marks nodes of a graph
@@ -137,6 +137,21 @@ def _(layer: layers.Tanh, x: fx.Node) -> fx.Node:
 
 
 @_emit.register
+def _(layer: layers.Sigmoid, x: fx.Node) -> fx.Node:
+    return _call(x, torch.sigmoid)
+
+
+@_emit.register
+def _(layer: layers.Silu, x: fx.Node) -> fx.Node:
+    return _call(x, functional.silu)
+
+
+@_emit.register
+def _(layer: layers.Gelu, x: fx.Node) -> fx.Node:
+    return _call(x, functional.gelu)
+
+
+@_emit.register
 def _(layer: layers.MaxPool, x: fx.Node) -> fx.Node:
     window = {"kernel_size": layer.kernel, "stride": layer.stride, "padding": layer.pad}
     return _call(x, functional.max_pool2d, **window, ceil_mode=layer.rounding == "full")
@@ -162,6 +177,17 @@ def _(layer: layers.Flatten, x: fx.Node) -> fx.Node:
 @_emit.register
 def _(layer: layers.Dropout, x: fx.Node) -> fx.Node:
     return _call(x, functional.dropout, layer.rate, _training(x))
+
+
+@_emit.register
+def _(layer: layers.StochasticDepth, x: fx.Node) -> fx.Node:
+    return _call(x, drop_samples, layer.rate, _training(x))
+
+
+@_emit.register
+def _(layer: layers.LayerNorm, x: fx.Node) -> fx.Node:
+    gamma, beta = (_array(x, f"{layer.name}_{kind}") for kind in ("gamma", "beta"))
+    return _call(x, channel_norm, gamma, beta, layer.epsilon)
 
 
 @_emit.register
@@ -204,9 +230,18 @@ def _(layer: layers.Concat, x: fx.Node) -> fx.Node:
 
 @_emit.register
 def _(layer: layers.Add, x: fx.Node) -> fx.Node:
+    return _in_pairs(torch.add, layer, x)
+
+
+@_emit.register
+def _(layer: layers.Multiply, x: fx.Node) -> fx.Node:
+    return _in_pairs(mul, layer, x)  # not torch.mul: backward reads what it multiplies, so it never works in place
+
+
+def _in_pairs(operator: Callable[..., Any], layer: layers.Join, x: fx.Node) -> fx.Node:
     total, *others = (_emit(branch, x) for branch in layer.branches)
     for other in others:
-        total = _call(total, torch.add, other)
+        total = _call(total, operator, other)
     return total
 
 
@@ -223,7 +258,7 @@ def _training(x: fx.Node) -> fx.Node:
 
 # Operators that always allocate their result and do not read it in backward: its only user may overwrite it.
 _OVERWRITABLE = frozenset(
-    {torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.mul, imul, torch.cat}
+    {torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.mul, imul, mul, torch.cat}
 )
 _IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {torch.relu: torch.relu_, torch.add: iadd, torch.mul: imul}
 

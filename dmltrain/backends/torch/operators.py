@@ -61,6 +61,20 @@ def _over_channels(values: Tensor, size: int) -> Tensor:
     return total
 
 
+def channel_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
+    """x (N, C, H, W), each pixel normalised over its channels, times gamma (C,) plus beta (C,)."""
+    last = functional.layer_norm(x.permute(0, 2, 3, 1), gamma.shape, gamma, beta, epsilon)
+    return last.permute(0, 3, 1, 2)
+
+
+def drop_samples(x: Tensor, rate: float, training: bool) -> Tensor:
+    """x (N, ...); in training each sample is 0 with probability `rate`, and the others are divided by 1 - rate."""
+    if not training or not rate:
+        return x
+    kept = torch.empty((len(x), *(1 for _ in x.shape[1:])), dtype=x.dtype, device=x.device).bernoulli_(1.0 - rate)
+    return x * kept.div_(1.0 - rate)
+
+
 def sample_affine(images: Tensor, maps: Tensor, target: tuple[int, int]) -> Tensor:
     """Images (N, C, *target) whose pixel at (x, y) is that of `images` (N, C, H, W) at the affine map (N, 6) of (x, y).
 
