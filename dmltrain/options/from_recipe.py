@@ -16,11 +16,13 @@ from dmltrain.options.table import Options
 FIELDS = {field.name: field.metadata["arguments"] for field in dataclasses.fields(Options) if field.name != "recipe"}
 
 
-def values(name: str, arguments: argparse.ArgumentParser) -> dict[str, Any]:
-    """The options of the recipe by field name, as the program's own parser reads them.
+def values(name: str | None, arguments: argparse.ArgumentParser) -> dict[str, Any]:
+    """The options of the recipe by field name, as the program's own parser reads them; {} without a recipe.
 
     UserError with the file, its line and the option. For `list` prints all recipes, and ends the program.
     """
+    if not name:
+        return {}
     from dmltrain import recipes  # reads YAML, which takes a moment to import
 
     if name == recipes.LIST:
@@ -45,6 +47,12 @@ def _value(name: str, words: Sequence[str], arguments: argparse.ArgumentParser) 
         raise UserError(f"expected one value, not a list of {len(words)}")
     given = [f"{flag(name)}={words[0]}"] if len(words) == 1 else [flag(name), *words]
     return getattr(arguments.parse_args(given), name)
+
+
+def above(defaults: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Both; the recipe takes precedence. A program's default of --num-layers belongs to its own network."""
+    left_out = "num_layers" if "network" in recipe else ""
+    return {**{name: value for name, value in defaults.items() if name != left_out}, **recipe}
 
 
 def explained(error: UserError, recipe: str, names: Sequence[str]) -> UserError:

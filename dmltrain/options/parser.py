@@ -50,8 +50,8 @@ def parse(
     for word in words:
         refused.check(word)
     arguments = parser(prog, description, {name: value for name, value in defaults.items() if name != "num_layers"})
-    recipe = _recipe(arguments, words)
-    defaults = _above(recipe, defaults)
+    recipe = from_recipe.values(arguments.parse_known_args(words)[0].recipe, arguments)
+    defaults = from_recipe.above(defaults, recipe)
     depth = defaults.pop("num_layers", None)
     arguments.set_defaults(**defaults)
     values, unknown = arguments.parse_known_args(words)
@@ -66,18 +66,6 @@ def parse(
     except UserError as error:
         given = [name for name in recipe if not gives(words, name)]
         raise from_recipe.explained(error, values.recipe, given) from None
-
-
-def _recipe(arguments: Parser, words: list[str]) -> dict[str, Any]:
-    """The options of --recipe by field name; {} without it."""
-    name = arguments.parse_known_args(words)[0].recipe
-    return from_recipe.values(name, arguments) if name else {}
-
-
-def _above(recipe: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Both; a program's default of --num-layers belongs to its own network."""
-    left_out = "num_layers" if "network" in recipe else ""
-    return {**{name: value for name, value in defaults.items() if name != left_out}, **recipe}
 
 
 def _with_batch_size(words: list[str]) -> list[str]:
