@@ -69,12 +69,12 @@ def test_the_command_line_is_above_the_recipe_and_the_recipe_above_the_program(t
             ":3: options.lr-polici: unknown option --lr-polici (did you mean --lr",
         ),
         ("options: {base-lr: 1}", "--base-lr: here its name is --lr; use --lr"),
-        ("options: {recipe: resnet50-2015}", "unknown option --recipe"),
+        ("options: {recipe: resnet50-2015}", "a recipe cannot start from another one"),
         ("options: {no-wd-on: [norms, biases]}", "expected one value, not a list of 2"),
         ("options: {lr: }", "expected a number, a text, true, false, or a list"),
         ("lr: 1", "expected a recipe, with a section `options`"),
         ("options: {}\nresult: 1", ":2: result: unknown section; valid: source"),
-        ("options: {lr-policy: step, min-lr: 0.01, lr-step-epochs: 2}", "gives --min-lr, --lr-policy; the command"),
+        ("options: {lr-policy: step, min-lr: 0.01, lr-step-epochs: 2}", "gives --lr-policy, --min-lr; the command"),
     ],
 )
 def test_a_wrong_file(tmp_path, text, expected):
@@ -118,7 +118,11 @@ def test_each_starts(tmp_path):
         (folder / f"{number}.jpg").write_bytes(jpeg.encode_jpeg(pixels))
     lines = []
     for name in PUBLISHED:
-        words = ["--recipe", name, "--data-train images --data-val images --batch-size 2 --max-iter 2"]
+        words = [
+            "--recipe",
+            name,
+            "--data-train images --data-val images --num-val-examples 2 --batch-size 2 --max-iter 2",
+        ]
         words += [] if name.startswith("inception") else ["--image-shape 3,28,28"]
         words += ["--val-image-shape 3,28,28"] if "val-image-shape" in recipes.find(name).words else []
         lines.append(" ".join(words))

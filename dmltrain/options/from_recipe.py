@@ -13,7 +13,7 @@ from dmltrain.options import refused
 from dmltrain.options.field import flag
 from dmltrain.options.table import Options
 
-FIELDS = {field.name: field.metadata["arguments"] for field in dataclasses.fields(Options) if field.name != "recipe"}
+FIELDS = {field.name: field.metadata["arguments"] for field in dataclasses.fields(Options)}
 
 
 def values(name: str | None, arguments: argparse.ArgumentParser) -> dict[str, Any]:
@@ -41,6 +41,8 @@ def values(name: str | None, arguments: argparse.ArgumentParser) -> dict[str, An
 
 def _value(name: str, words: Sequence[str], arguments: argparse.ArgumentParser) -> Any:
     refused.check(flag(name))
+    if name == "recipe":
+        raise UserError("a recipe cannot start from another one: copy its options")
     if name not in FIELDS:
         raise UserError(refused.unknown(flag(name)))
     if len(words) > 1 and FIELDS[name].get("nargs") != "+":
