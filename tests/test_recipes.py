@@ -10,13 +10,7 @@ from dmltrain import fit, options, recipes
 from dmltrain.base.errors import UserError
 from tests.forked_job import run_forked
 
-IMAGENET = {
-    "dataset": "imagenet",
-    "network": "resnet",
-    "num_layers": 18,
-    "num_classes": 1000,
-    "lr_step_epochs": "30,60",
-}
+IMAGENET = {"dataset": "imagenet", "network": "resnet", "num_layers": 18, "lr_step_epochs": "30,60"}
 PUBLISHED = (
     *("cifar10-94", "inception-v3-2016", "resnet50-2015"),
     *("resnet50-ffcv", "resnet50-ffcv-16", "resnet50-ffcv-40", "resnet50-strikes-back-a3"),
