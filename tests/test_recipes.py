@@ -111,7 +111,7 @@ def test_each_starts(tmp_path):
             name,
             "--data-train images --data-val images --num-val-examples 2 --batch-size 2 --max-iter 2",
         ]
-        words += [] if name.startswith("inception") else ["--image-shape 3,28,28"]
+        words += ["--max-iter 1" if name.startswith("inception") else "--image-shape 3,28,28"]
         words += ["--val-image-shape 3,28,28"] if "val-image-shape" in recipes.find(name).words else []
         lines.append(" ".join(words))
     (tmp_path / "all.py").write_text(PROGRAM)
