@@ -48,6 +48,7 @@ setup(
         "dmltrain_launch": ["py.typed"],
         "dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"],
         "dmltrain.backends.mxnet": [Path(PTH).name],
+        "dmltrain.recipes": ["*.yaml"],
         "dmltrain.report.page": ["assets/*", "vendor/*.js", "vendor/*.json", "vendor/*.txt"],
     },
     cmdclass={"build_py": BuildWithPth, "sdist": SourcesAlone},

@@ -17,7 +17,7 @@ LEVELS = {  # folder -> its modules and folders from the bottom up: each imports
     "dmltrain": (
         *(
             "version base",
-            "layers optimizers usage logs data",
+            "layers optimizers usage logs data recipes",
             "initial mxnet_files kvstore",
             "models audit",
             "backends",

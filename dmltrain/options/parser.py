@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from dmltrain.base.errors import UserError
+from dmltrain.options import from_recipe, refused
 from dmltrain.options.checks import checked
 from dmltrain.options.field import flag
-from dmltrain.options.refused import REFUSED
-from dmltrain.options.table import FLAGS, Options
+from dmltrain.options.table import Options
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -47,18 +46,26 @@ def parse(
 ) -> Options:
     """Parse the arguments after the program's name; `defaults` are the program's own. Raises UserError."""
     defaults = dict(defaults or {})
-    depth = defaults.pop("num_layers", None)
     words = _with_batch_size([dashed(word) for word in argv])
     for word in words:
-        _check_refused(word)
-    values, unknown = parser(prog, description, defaults).parse_known_args(words)
+        refused.check(word)
+    arguments = parser(prog, description, {name: value for name, value in defaults.items() if name != "num_layers"})
+    recipe = from_recipe.values(arguments.parse_known_args(words)[0].recipe, arguments)
+    defaults = from_recipe.above(defaults, recipe)
+    depth = defaults.pop("num_layers", None)
+    arguments.set_defaults(**defaults)
+    values, unknown = arguments.parse_known_args(words)
     if unknown:
-        raise UserError(_unknown(unknown[0]))
+        raise UserError(refused.unknown(unknown[0]))
     if values.num_layers is None and values.network == defaults.get("network"):
-        values.num_layers = depth  # this default belongs to the program's own network
+        values.num_layers = depth  # this default belongs to the network of the program, or of the recipe
     if values.num_classes is not None and not gives(words, "top_k"):
         values.top_k = usual_top_k(values.top_k, values.num_classes)
-    return checked(Options(**vars(values)))
+    try:
+        return checked(Options(**vars(values)))
+    except UserError as error:
+        given = [name for name in recipe if not gives(words, name)]
+        raise from_recipe.explained(error, values.recipe, given) from None
 
 
 def _with_batch_size(words: list[str]) -> list[str]:
@@ -85,17 +92,3 @@ def gives(argv: Sequence[str], name: str) -> bool:
 def usual_top_k(top_k: int, num_classes: int) -> int:
     """A program's default of --top-k; 0, which is off, where every class is among so many."""
     return top_k if top_k < num_classes else 0
-
-
-def _check_refused(word: str) -> None:
-    name = word.split("=")[0]
-    row = REFUSED.get(name)
-    if row:
-        raise UserError(f"{name}: {row.reason}; {row.instead}")
-
-
-def _unknown(word: str) -> str:
-    name = word.split("=")[0]
-    near = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.7)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"unknown option {name}{hint}; valid options: {' '.join(FLAGS)}"

@@ -10,7 +10,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.logs.metric import BCE
 from dmltrain.options.field import Group, flag, option
-from dmltrain.options.values import image_shape, integer, number, several_of, switch
+from dmltrain.options.values import image_shape, integer, number, path, several_of, switch
 
 if TYPE_CHECKING:
     from dmltrain.options.table import Options
@@ -24,6 +24,13 @@ class RecipeOptions(Group):
 
     equal_on_members = True
 
+    recipe: str | None = option(
+        GROUP,
+        "options of a published recipe, where this command line does not give them; or of a file of your own, such as "
+        "mine.yaml; list: print the recipes (see docs/recipes.md)",
+        path,
+        metavar="NAME",
+    )
     label_smoothing: float = option(
         GROUP,
         "share of each label that is spread evenly over all classes, below 1; the metrics of the log are without it",

@@ -6,7 +6,11 @@ SolverParameter. An option that is neither here nor in Options is unknown.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
+
+from dmltrain.base.errors import UserError
+from dmltrain.options.table import FLAGS
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,19 @@ REFUSED = {
     "--solver-mode": Refused("the devices decide it", "use --gpus or --devices"),
     "--solver-type": _renamed("--optimizer", "--optimizer"),
 }
+
+
+def check(word: str) -> None:
+    """Raise UserError for a word of the command line that is such an option."""
+    name = word.split("=")[0]
+    row = REFUSED.get(name)
+    if row:
+        raise UserError(f"{name}: {row.reason}; {row.instead}")
+
+
+def unknown(word: str) -> str:
+    """The message for an option that there is not."""
+    name = word.split("=")[0]
+    near = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.7)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown option {name}{hint}; valid options: {' '.join(FLAGS)}"

@@ -45,13 +45,13 @@ def answer(words: Sequence[str], parse: Callable[[Sequence[str]], Options]) -> d
     """error: why training would refuse the arguments, None if it would not. options: all, by field name, as JSON has
     them. parameters: of the network, None where only the data or a checkpoint tell."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # --help prints
+        with contextlib.redirect_stdout(io.StringIO()):  # --help and --recipe list print
             options = parse(words)
         parameters = _parameters(options)
     except UserError as error:
         return {"error": str(error)}
-    except SystemExit:  # --help
-        return {"error": "--help only prints the options: remove it"}
+    except SystemExit:  # --help, --recipe list
+        return {"error": "--help only prints the options, and --recipe list the recipes: remove it"}
     return {
         "error": None,
         "options": dataclasses.asdict(options),

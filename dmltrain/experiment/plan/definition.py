@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Content, Place
 from dmltrain.experiment.plan.expression import Value
-from dmltrain.experiment.plan.read_yaml import Content, Place
 
 Options = Mapping[str, Value]  # by name with dashes; text may be an expression
 

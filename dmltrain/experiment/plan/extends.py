@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dmltrain.experiment.plan.read_yaml import Content, Place
+from dmltrain.base.read_yaml import Content, Place
 from dmltrain.experiment.plan.sections import dashed
 
 SECTION = "extends"

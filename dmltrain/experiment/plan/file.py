@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Content, bytes_of, read
 from dmltrain.experiment.plan import difference
 from dmltrain.experiment.plan.cell import OF_LAUNCHER
 from dmltrain.experiment.plan.definition import Experiment
@@ -17,9 +18,9 @@ from dmltrain.experiment.plan.expression import Value
 from dmltrain.experiment.plan.extends import SECTION as EXTENDS
 from dmltrain.experiment.plan.extends import extended
 from dmltrain.experiment.plan.grid import needs
-from dmltrain.experiment.plan.read_yaml import MOST_BYTES, Content, read
 from dmltrain.experiment.plan.sections import NAME, SECTIONS, SMALL, Sections, check_names, dashed
 
+EXPECTED = "an experiment file, such as those in examples/experiments"
 MOST_FILES = 4  # in a chain in which each file extends the next one
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 
@@ -27,18 +28,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
 def load(path: str | os.PathLike[str], make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
     """The experiment in the file at `path`; `words` are those of --set. UserError if it cannot be read or says
     something impossible."""
-    return parse(_data(path), Path(path), make_small, words)
-
-
-def _data(path: str | os.PathLike[str]) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{os.fspath(path)}: {reason}: expected an experiment file, such as those in examples/experiments"
-        ) from None
+    return parse(bytes_of(path, EXPECTED), Path(path), make_small, words)
 
 
 def parse(data: bytes, path: Path, make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
@@ -79,7 +69,7 @@ def _content(data: bytes, path: Path, depth: int = 1) -> Content:
         raise content.error((EXTENDS,), f"more than {MOST_FILES} files extend each other: does one extend itself?")
     other = path.parent / os.path.expanduser(name)
     try:
-        data = _data(other)
+        data = bytes_of(other, EXPECTED)
     except UserError as error:
         raise content.error((EXTENDS,), str(error)) from None
     return extended(content, _content(data, other, depth + 1), os.path.dirname(os.path.expanduser(name)))

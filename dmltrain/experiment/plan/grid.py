@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Place
 from dmltrain.experiment.plan import expression
 from dmltrain.experiment.plan.definition import Axis, Experiment, Grid
 from dmltrain.experiment.plan.expression import Expression, Value, as_text
-from dmltrain.experiment.plan.read_yaml import Place
 
 MOST_COMBINATIONS = 100_000
 SEED = "seed"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Content, Place, plain
 from dmltrain.experiment.plan.definition import Axis, Experiment, Grid
 from dmltrain.experiment.plan.expression import Value, as_text
-from dmltrain.experiment.plan.read_yaml import Content, Place, plain
 
 SECTIONS = (
     *("title", "description", "source", "program", "launch", "options", "grid", "where", "seeds", "time-limit"),

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Place
 from dmltrain.experiment.plan import expression
-from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results.cell import MeasuredCell, ResultRow, plain
 from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest

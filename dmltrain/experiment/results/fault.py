@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.plan.read_yaml import Place, place_text
+from dmltrain.base.read_yaml import Place, place_text
 
 
 class Fault(UserError):

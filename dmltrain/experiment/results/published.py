@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Place
 from dmltrain.experiment.plan import expression
-from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results.cell import plain
 from dmltrain.experiment.results.column import ColumnNames, ResultColumn, evaluated
 from dmltrain.experiment.results.fault import Fault, nearest

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dmltrain.experiment.plan.read_yaml import Place
+from dmltrain.base.read_yaml import Place
 from dmltrain.experiment.results import value_text
 from dmltrain.experiment.results.cell import ResultRow
 from dmltrain.experiment.results.column import ColumnNames

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmltrain.base.errors import UserError
+from dmltrain.base.read_yaml import Place
 from dmltrain.experiment.plan import expression
-from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results.cell import MeasuredCell, ResultRow, plain
 from dmltrain.experiment.results.column import ColumnNames
 from dmltrain.experiment.results.derived import DERIVED

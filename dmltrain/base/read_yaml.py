@@ -1,4 +1,4 @@
-"""YAML as plain values, each with the file and line where it stands. Pure.
+"""YAML as plain values, each with the file and line where it stands. Pure, except for `bytes_of`.
 
 A subset that has no surprises: scalars are null, true, false, numbers and text (`on`, `no`, `1:30` and dates are text;
 1e-3 is a number), no tags, no merge keys, no key twice. Size, depth and number of values are limited, aliases included.
@@ -7,6 +7,7 @@ A subset that has no surprises: scalars are null, true, false, numbers and text 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +48,20 @@ def place_text(place: Place) -> str:
     return f"{words}: " if words else ""
 
 
+def bytes_of(path: str | os.PathLike[str], expected: str) -> bytes:
+    """What `read` takes of the file. UserError if it cannot be read; `expected` says what should be there."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{os.fspath(path)}: {reason}: expected {expected}") from None
+
+
 def read(data: bytes, name: str) -> Content:
     """The content of the file `name`. UserError with file and line if it is not such a file."""
     if len(data) > MOST_BYTES:
-        raise UserError(f"{name} is larger than {MOST_BYTES >> 10} KiB: expected an experiment file")
+        raise UserError(f"{name} is larger than {MOST_BYTES >> 10} KiB: expected a smaller file")
     try:
         root = _compose(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
