@@ -141,7 +141,8 @@ def collectives():
 
     def with_gaps(group):
         """Tensors that do not lie densely, and of other types."""
-        tensor, types = random(100, 40).t(), (torch.bool, torch.bfloat16, torch.complex64, torch.int64)
+        tensor, types = random(100, 40).t(), [torch.bool, torch.bfloat16, torch.int64]
+        types += [torch.complex64] if DEVICE == "cpu" else []  # a device that is none has no views of these
         dist.broadcast(tensor, 1, group)
         tensors = [random(10).to(each) for each in types]
         for each in tensors:
