@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dmltrain.report.dialect import DIALECTS, Dialect
-from dmltrain.report.runs.block import Block
+from dmltrain.report.runs.block import CHUNK, Block
 from dmltrain.report.runs.run import FileValues
 
 _NUMBER = rb"\d{1,6}"
@@ -45,7 +45,7 @@ _MARKS = (
 _KINDS = [re.compile(rb"(?<![^\r\n])(?:" + mark + rb")") for mark in _MARKS]
 _NODE = _KINDS[-1]
 _ANY = re.compile(rb"\n(?:" + rb"|".join(_MARKS) + rb")")  # begins with a literal, which is ten times faster
-_THOROUGH = 8  # blocks at the start in which all lines are looked at; later some of them
+_THOROUGH = 8 * CHUNK  # bytes at the start in which all lines are looked at; later some of them
 _SAMPLES = 16  # lines of a block
 _DENSE, _NEARLY_ALL = 0.5, 0.9  # of the lines from the first to the last mark: to go on reading by it, and to accept it
 _FEW = 50  # lines, which are too few for a decision
@@ -63,7 +63,7 @@ class Workers:
         self._whole = [dialect() for dialect in DIALECTS]
         self._marked: dict[re.Pattern[bytes], _Marked] = {}
         self._before: Block | None = None  # marks may begin in it
-        self._blocks = self._changes = 0
+        self._begun = self._changes = 0  # bytes of the blocks so far; kinds of marks
 
     def feed(self, block: Block) -> bool:
         """Returns whether a dialect has found a run by now."""
@@ -92,8 +92,9 @@ class Workers:
         return [replace(first, workers=tuple(others)) for first, *others in zip(*several, strict=True)], name
 
     def _look_for_marks(self, block: Block) -> None:
-        self._blocks += 1
-        for kind in _kinds(block.data, self._blocks <= _THOROUGH):
+        thorough = self._begun < _THOROUGH
+        self._begun += len(block.data)
+        for kind in _kinds(block.data, thorough):
             for mark in [mark for mark, marked in self._marked.items() if marked.given_up]:
                 del self._marked[mark]
             if kind not in self._marked and len(self._marked) < _MOST_KINDS and self._changes < _MOST_CHANGES:
