@@ -164,7 +164,7 @@ def rule(**attributes):
 
 REFUSED = {
     "operator": (one("Deconvolution"), r"node 'it' \(Deconvolution\): .*; supported: Act"),
-    "activation": (one("Activation", act_type="sigmoid"), "act_type=sigmoid .*: relu, tanh"),
+    "activation": (one("Activation", act_type="softsign"), "act_type=softsign .*: relu, tanh"),
     "no activation": (one("Activation"), "act_type=nothing .*: relu, tanh"),
     "dilated": (convolved(dilate="(2, 2)"), r"node 'it' .*: dilate=\(2,2\) .*: \(1,1\)"),
     "layout": (convolved(layout="NHWC"), "layout=NHWC .*: NCHW"),
