@@ -53,30 +53,37 @@ class Changes:
     blur_pool: bool = False
 
 
-def build(
-    num_layers: int | None,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-    *,
-    zero_gamma: bool = False,
-    squeeze_excitation: bool = False,
-    stochastic_depth: float = 0.0,
-    blur_pool: bool = False,
-) -> Network:
-    """Raises UserError for invalid depths and probabilities."""
-    shape = plan("resnet-v1b", num_layers, image_shape)
-    check("resnet-v1b", stochastic_depth)
-    changes = Changes(zero_gamma, squeeze_excitation, stochastic_depth, blur_pool)
-    stem = normed_relu("0", shape.channels[0], 7, 2)
-    root = chain(stem_of(shape, stem), *units(shape, changes, projection), *head(num_classes))
-    return Network(f"resnet-v1b-{shape.depth}", root, image_shape, num_classes)
+def variant(name: str, stem: Callable[[int], Chain], project: Callable[[str, int, int], Chain]) -> Architecture:
+    """A network with these options. `stem(channels)`: its first layers on large images, without the pooling;
+    `project(name, channels, stride)`: the shortcut of a unit whose shape differs from that of its input."""
+
+    def build(
+        num_layers: int | None,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        *,
+        zero_gamma: bool = False,
+        squeeze_excitation: bool = False,
+        stochastic_depth: float = 0.0,
+        blur_pool: bool = False,
+    ) -> Network:
+        """Raises UserError for invalid depths and probabilities."""
+        shape = plan(name, num_layers, image_shape)
+        check(name, stochastic_depth)
+        changes = Changes(zero_gamma, squeeze_excitation, stochastic_depth, blur_pool)
+        head = GlobalAvgPool("pool1"), Flatten(), Dense("fc1", num_classes)
+        root = chain(_stem(shape, stem), *_units(shape, changes, project), *head)
+        return Network(f"{name}-{shape.depth}", root, image_shape, num_classes)
+
+    return Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)
 
 
-def stem_of(shape: ResidualPlan, large: Chain) -> Chain:
+def _stem(shape: ResidualPlan, large: Callable[[int], Chain]) -> Chain:
     """3x3 for a CIFAR network, else the layers `large` and 3x3 pooling with stride 2."""
+    channels = shape.channels[0]
     if shape.small:
-        return normed_relu("0", shape.channels[0], 3)
-    return chain(large, MaxPool("pooling0", kernel=3, stride=2, pad=1))
+        return normed_relu("0", channels, 3)
+    return chain(large(channels), MaxPool("pooling0", kernel=3, stride=2, pad=1))
 
 
 def normed_relu(number: str, channels: int, kernel: int, stride: int = 1) -> Chain:
@@ -85,12 +92,7 @@ def normed_relu(number: str, channels: int, kernel: int, stride: int = 1) -> Cha
     return chain(convolution, norm(f"bn{number}", epsilon=EPSILON), Relu(f"relu{number}"))
 
 
-def head(num_classes: int) -> tuple[Layer, ...]:
-    return GlobalAvgPool("pool1"), Flatten(), Dense("fc1", num_classes)
-
-
-def units(shape: ResidualPlan, changes: Changes, project: Callable[[str, int, int], Chain]) -> list[Layer]:
-    """All units; `project(name, channels, stride)` makes the shortcut where shapes differ."""
+def _units(shape: ResidualPlan, changes: Changes, project: Callable[[str, int, int], Chain]) -> list[Layer]:
     numbers = count(1)
 
     def unit(name: str, channels: int, stride: int, first: bool) -> Layer:
@@ -127,4 +129,4 @@ def blurred(body: Chain) -> Chain:
     return chain(*(part for layer, blurs in pairs for part in ((*BLUR, layer) if blurs else (layer,))))
 
 
-ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)
+ARCHITECTURE = variant("resnet-v1b", lambda channels: normed_relu("0", channels, 7, 2), projection)

@@ -5,32 +5,13 @@ Neural Networks", 2019, section 4). The CIFAR networks have the shortcuts only. 
 
 from __future__ import annotations
 
-from dmltrain.layers import AvgPool, Chain, Network, chain
-from dmltrain.models.architecture import Architecture
-from dmltrain.models.residual import DEPTHS, plan
-from dmltrain.models.resnet_v1b import Changes, head, normed_relu, projection, stem_of, units
-from dmltrain.models.skips import check
+from dmltrain.layers import AvgPool, Chain, chain
+from dmltrain.models.resnet_v1b import normed_relu, projection, variant
 
 
-def build(
-    num_layers: int | None,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-    *,
-    zero_gamma: bool = False,
-    squeeze_excitation: bool = False,
-    stochastic_depth: float = 0.0,
-    blur_pool: bool = False,
-) -> Network:
-    """Raises UserError for invalid depths and probabilities."""
-    shape = plan("resnet-v1d", num_layers, image_shape)
-    check("resnet-v1d", stochastic_depth)
-    changes = Changes(zero_gamma, squeeze_excitation, stochastic_depth, blur_pool)
-    channels = shape.channels[0]
+def _stem(channels: int) -> Chain:
     deep = (normed_relu("0a", channels // 2, 3, 2), normed_relu("0b", channels // 2, 3), normed_relu("0c", channels, 3))
-    stem = chain(*(layer for part in deep for layer in part.layers))
-    root = chain(stem_of(shape, stem), *units(shape, changes, _shortcut), *head(num_classes))
-    return Network(f"resnet-v1d-{shape.depth}", root, image_shape, num_classes)
+    return chain(*(layer for part in deep for layer in part.layers))
 
 
 def _shortcut(name: str, channels: int, stride: int) -> Chain:
@@ -40,4 +21,4 @@ def _shortcut(name: str, channels: int, stride: int) -> Chain:
     return chain(pool, projection(name, channels, 1))
 
 
-ARCHITECTURE = Architecture(build, image_shape=(3, 224, 224), num_classes=1000, depths=DEPTHS)
+ARCHITECTURE = variant("resnet-v1d", _stem, _shortcut)

@@ -64,8 +64,9 @@ POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members cal
 
 
 class Group(dist.ProcessGroup):
-    """`sums`: those of all workers of the job; None for a group of fewer, and in a job without servers. `ranks`: of the
-    members, among the workers of the job. `address`: of this host on the training network; "": gloo looks for one."""
+    """`sums`: makes sums over the servers or in shared memory; None in a job without servers, and for a group without
+    all workers of the job. `ranks`: the members' numbers among the workers of the job. `address`: of this host on the
+    training network; "": gloo chooses one."""
 
     def __init__(
         self,
