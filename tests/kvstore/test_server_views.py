@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.links.service import Service
+from dmltrain.kvstore.server.links.shared_core import SharedCore
 from dmltrain.kvstore.server.work import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
@@ -282,6 +284,21 @@ def test_a_view_begins_when_no_work_is_in_progress(serve, monkeypatch):
     expect_sum(peers[:2], 1, 3)  # read before the next round can end: another thread may send that one's values first
     push(peers[1], [6] * 4, 2)
     expect_sum(peers[:2], 2, 11)
+
+
+def test_a_frame_that_comes_while_a_view_begins_without_its_worker_cuts_no_link():
+    """The next view has its workers before it has its number."""
+    asked, next_view = threading.Event(), SimpleNamespace(workers=SimpleNamespace(takes=lambda _: asked.set()))
+    shared = SharedCore(next_view, elastic=True)
+    shared.lock.acquire()
+    shared.enter(1)
+    checked = begun(shared.check_member, 2, 1)
+    assert asked.wait(SECONDS)
+    shared.enter(2)
+    shared.lock.release()
+    checked.result(SECONDS)
+    with pytest.raises(Closed, match="view 2 is without this worker"):
+        shared.check_member(2, 2)
 
 
 def test_a_frame_of_a_newer_view_waits_for_it_or_for_the_end_of_the_job(serve):
