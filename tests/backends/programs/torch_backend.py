@@ -105,7 +105,10 @@ def collectives():
         return [tensor]
 
     def scattered_tensor(group):
+        before, sums = dmltrain.torch.bytes_summed(), dist.group.WORLD.sums
         dist.reduce_scatter_tensor(tensor := torch.empty(LARGE), random(size * LARGE).round(), group=group)
+        summed = 4 * size * LARGE if group is None and sums and sums.host else 0
+        assert dmltrain.torch.bytes_summed() - before == summed
         return [tensor]
 
     def all_to_all(group):

@@ -186,6 +186,8 @@ class Group(dist.ProcessGroup):
     def _scattered(
         self, name: str, output: torch.Tensor, parts: Sequence[torch.Tensor], inputs: list[torch.Tensor], opts: Any
     ) -> dist.Work:
+        assert self.sums
+        self.sums.bytes += output.nbytes * self.size()
         factor = 1.0 / self.size() if opts.reduceOp == dist.ReduceOp.AVG else 1.0
         values = [part.detach().view(-1).numpy() for part in parts]
         own = output.detach().view(-1).numpy()
