@@ -239,6 +239,18 @@ def test_a_notice_asks_these_tasks_to_leave(talk):
     assert b"leaves" not in talk.printed[1] and not [each for each in talk.answer() if each["event"] == "exited"]
 
 
+def test_a_process_that_starts_while_hosts_come_leaves_them_the_port(talk):
+    talk.start(["true"])
+    talk.send(do="bind", address="127.0.0.1", reach=True)
+    port = talk.until("bound")["ports"]["reach"]
+    talk.start(["true"])
+    socket.create_connection(("127.0.0.1", port)).close()
+    talk.start()
+    talk.answer()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
 def test_the_jobs_processes_learn_where_the_newest_scheduler_is(talk, tmp_path):
     show = 'echo "at $DMLTRAIN_SCHEDULER_FILE"; until cat "$DMLTRAIN_SCHEDULER_FILE" 2>/dev/null; do sleep 0.01; done'
     task = {"task": 0, "argv": ["sh", "-c", f"{show}; sleep 100"], "environment": {}, "workdir": str(tmp_path)}

@@ -179,6 +179,9 @@ class Measure(Command):
 class Start(Command):
     """Start processes in order; each is answered by Started. `unset`: variables removed from the host's environment.
 
+    The first one ends the host's preparation. After a later Bind, the agent answers the hosts that come until a Start
+    without tasks: a process that starts meanwhile does not concern them.
+
     `follows`: the processes get the path of the file that Scheduler writes, to find another scheduler of the job.
     """
 

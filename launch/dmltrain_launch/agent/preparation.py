@@ -34,6 +34,7 @@ class Preparation:
         self.throughput: Throughput | None = None
         self.receiver: Receiver | None = None
         self.busy = False  # the receiver has work that needs no new message
+        self.finished = False
 
     @property
     def deadline(self) -> float:
@@ -150,7 +151,8 @@ class Preparation:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Processes start now: stop answering other agents and end the copy."""
+        """Stop answering other agents and end the copy."""
+        self.finished = True
         self._close_reach()
         if self.receiver:
             self.receiver.finish()

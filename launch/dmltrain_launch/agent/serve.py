@@ -197,7 +197,8 @@ class Agent:
         )
 
     def _start(self, command: commands.Start) -> None:
-        self.preparation.finish()
+        if not (command.tasks and self.preparation.finished):
+            self.preparation.finish()
         if command.tasks and self.detached:
             self.detached.open(self._read, self._take_all)
         self.job.start(command)

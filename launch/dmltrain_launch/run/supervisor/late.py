@@ -46,7 +46,7 @@ class PeerPorts:
         """No host comes any more: the hosts of scheduler and servers stop listening."""
         asked, self._asked = self._asked, set()
         self.ports.clear()
-        return [Send(name, Start((), ())) for name in sorted(asked)]  # an agent stops listening at each Start
+        return [Send(name, Start((), ())) for name in sorted(asked)]
 
     def lost(self, name: str) -> None:
         """This host is lost: hosts that come need not reach it."""
