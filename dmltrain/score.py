@@ -89,10 +89,14 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     loading.note_input(trained.source, options, dataset, log)
     network = common_network.create(options, dataset.num_classes, dataset.image_shape, store)
     names = graph_file.names_in_files(options.network, network) if trained.source.suffix == weights.SUFFIX else {}
-    state = {"model": weights.fitting(trained.source, trained.weights, network, names)}
+    state: dict[str, Any] = {"model": weights.fitting(trained.source, trained.weights, network, names)}
+    if trained.average and "ema_decay" not in BACKENDS[options.backend].capabilities.lacks:
+        options = replace(options, ema_decay=0.0)  # so that there is an average; no step changes it
+        average = weights.fitting(trained.source, trained.average, network)
+        state["average"] = {"model": average, "epochs": 0, "last": 0}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     began = time.perf_counter()
-    sums, _ = evaluation.evaluate(
+    sums, of_average = evaluation.evaluate(
         trainer,
         dataset.validation,
         store,
@@ -104,8 +108,9 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     loading.check_broken(dataset, store, log)
     speed = sums.samples / (time.perf_counter() - began)
     epoch = epoch_of(trained.source)
-    for name, value in sums.metrics(options.top_k, options.loss).items():
-        log.info(record.value(epoch, f"Validation-{name}", value))
+    for prefix, found in (("Validation", sums), ("Validation-average", of_average)):
+        for name, value in found.metrics(options.top_k, options.loss).items() if found else ():
+            log.info(record.value(epoch, f"{prefix}-{name}", value))
     log.info(record.value(epoch, "Speed", speed))
     log.info("Scored %s on %d samples of %s", trained.source, sums.samples, dataset.name)
 

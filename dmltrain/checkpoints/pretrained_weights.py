@@ -28,11 +28,13 @@ LONGEST_ENDING = 64  # of a checkpoint's file name, after the prefix
 @dataclass(frozen=True, eq=False)
 class Trained:
     """Learned arrays and statistics (float32) by name. `facts`: "network", "num_layers", "num_classes" and
-    "image_shape" of a checkpoint of dmltrain; empty for files of MXNet, whose PREFIX-symbol.json has the network."""
+    "image_shape" of a checkpoint of dmltrain; empty for files of MXNet, whose PREFIX-symbol.json has the network.
+    `average`: the average of the weights that was kept beside them; empty if there is none."""
 
     source: Path
     weights: dict[str, Array]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    average: dict[str, Array] = field(default_factory=dict)
 
 
 def find(prefix: str, epoch: int | None = None, iteration: int | None = None) -> Path:
@@ -65,7 +67,14 @@ def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = 
     decoded = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
     checkpoint.check(source, decoded, {})
     facts = {name: decoded.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
-    return Trained(source, _float32(decoded["state"]["model"]), facts)
+    state = decoded["state"]
+    return Trained(source, _float32(state["model"]), facts, _average(state.get("average", {})))
+
+
+def _average(state: Mapping[str, Any]) -> dict[str, Array]:
+    """Without the one of --swa-from before its first epoch."""
+    has_begun = state.get("decay") is not None or state.get("epochs")
+    return _float32(state["model"]) if has_begun else {}
 
 
 def shared(

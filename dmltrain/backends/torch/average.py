@@ -79,7 +79,7 @@ class WeightAverage:
 
     def state(self) -> dict[str, Any]:
         model = {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
-        return {"model": model, "epochs": self._epochs, "last": self._last}
+        return {"model": model, "decay": self._decay, "epochs": self._epochs, "last": self._last}
 
     def load(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
         """`own_statistics`: keep those of this worker."""
