@@ -66,7 +66,8 @@ def _(initialiser: Dirac, shape: Shape, bits: np.random.Philox) -> Array:
     values = values_of(initialiser.rest, shape, bits)
     first = np.arange(min(shape[:2]))
     values[first] = 0
-    values[(first, first, *(edge // 2 for edge in shape[2:]))] = 1
+    middle = tuple(edge // 2 for edge in shape[2:])
+    values[(first, first) + middle] = 1
     return values
 
 
