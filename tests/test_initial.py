@@ -12,6 +12,7 @@ from dmltrain.layers import (
     Constant,
     Conv,
     Dense,
+    Dirac,
     Exactly,
     Flatten,
     Initialiser,
@@ -109,6 +110,13 @@ def test_rows_or_columns_of_orthogonal_weights_are_orthogonal(shape):
     matrix = matrix.reshape(shape[0], -1).astype("f8")
     products = matrix @ matrix.T if shape[0] < matrix.shape[1] else matrix.T @ matrix
     assert np.allclose(products, 1.414**2 * np.eye(len(products)), atol=1e-5)
+
+
+def test_the_first_filters_pass_channels_on_and_the_others_are_as_the_rest():
+    found, rest = one_array(Dirac(Xavier())), one_array(Xavier())
+    images = np.random.RandomState(0).rand(40, 3, 3)
+    assert np.array_equal(np.tensordot(found[:40], images, 3), images[:, 1, 1])
+    assert np.array_equal(found[40:], rest[40:])
 
 
 def test_layers_have_rules_of_their_own():

@@ -13,14 +13,14 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.initial.normal import normal_quantile
-from dmltrain.layers import Constant, Exactly, Initialiser, Normal, Orthogonal, Shape, Uniform, Xavier
+from dmltrain.layers import Constant, Dirac, Exactly, Initialiser, Normal, Orthogonal, Shape, Uniform, Xavier
 
 CHUNK = 1 << 15  # values computed at once
 
 
 @singledispatch
 def values_of(initialiser: Initialiser, shape: Shape, bits: np.random.Philox) -> Array:
-    """The first values of an array. Takes as many words of `bits` as there are random values."""
+    """The first values of an array. Takes a word of `bits` for each value if some are random."""
     raise NotImplementedError(f"dmltrain/initial has no numbers for {initialiser}")
 
 
@@ -59,6 +59,16 @@ def _(initialiser: Orthogonal, shape: Shape, bits: np.random.Philox) -> Array:
     left, _, right = np.linalg.svd(matrix, full_matrices=False)
     orthonormal = left if left.shape == matrix.shape else right
     return (initialiser.scale * orthonormal).astype(np.float32).reshape(shape)
+
+
+@values_of.register
+def _(initialiser: Dirac, shape: Shape, bits: np.random.Philox) -> Array:
+    values = values_of(initialiser.rest, shape, bits)
+    first = np.arange(min(shape[:2]))
+    values[first] = 0
+    middle = tuple(edge // 2 for edge in shape[2:])
+    values[(first, first) + middle] = 1
+    return values
 
 
 def normal(shape: Shape, deviation: float, bits: np.random.Philox) -> Array:

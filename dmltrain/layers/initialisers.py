@@ -70,6 +70,16 @@ class Orthogonal(Initialiser):
     scale: float = 1.414
 
 
+@dataclass(frozen=True)
+class Dirac(Initialiser):
+    """Each of the first filters passes one input channel on, as `torch.nn.init.dirac_`; the others are as `rest`.
+
+    Filter i has a 1 in the middle of channel i, and zeros elsewhere. There are as many as channels, or as filters.
+    """
+
+    rest: Initialiser = Constant()
+
+
 HE = Xavier("gaussian", "in", 2)  # MXNet's choice for image classification, after He et al. 2015
 INITIALISERS: dict[str, Initialiser | None] = {
     "default": None,  # the network's own

@@ -12,6 +12,7 @@ from typing import Any
 from dmltrain.base.errors import UserError
 from dmltrain.layers import Network, ShapeError
 from dmltrain.models import (
+    airbench94,
     alexnet,
     caffe_alexnet,
     caffe_cifar10_quick,
@@ -60,6 +61,7 @@ NETWORKS: dict[str, Architecture] = {
     "mobilenetv2": mobilenetv2.ARCHITECTURE,
     "efficientnet-b0": efficientnet_b0.ARCHITECTURE,
     "convnext-t": convnext_t.ARCHITECTURE,
+    "airbench94": airbench94.ARCHITECTURE,
     "caffe-alexnet": caffe_alexnet.ARCHITECTURE,
     "caffe-cifar10-quick": caffe_cifar10_quick.ARCHITECTURE,
     "caffe-googlenet": caffe_googlenet.ARCHITECTURE,

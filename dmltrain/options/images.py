@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmltrain.data.images import ImageAugmentation, augmentation_level
-from dmltrain.data.images.augmentation import AUTO_AUGMENT
+from dmltrain.data.images.augmentation import AUTO_AUGMENT, PAD_MODES
 from dmltrain.options.field import Group, option
 from dmltrain.options.values import integer, number, one_of, switch
 
@@ -100,6 +100,12 @@ class ImageOptions(Group):
     min_crop_size: int | None = change("min_crop_size", "smallest edge of this crop", integer(-1))
     pad_size: int | None = change("pad_size", "pixels to add on each side before the crop", integer(0))
     fill_value: int | None = change("fill_value", "value of added pixels, 0 to 255", integer(0))
+    pad_mode: str | None = change(
+        "pad_mode",
+        "what lies outside an image: constant (--fill-value), or reflect (the image, mirrored at its edge)",
+        one_of("mode", PAD_MODES),
+        metavar="MODE",
+    )
     brightness: float | None = change("brightness", "change of brightness, 0 to 1", number(0.0))
     contrast: float | None = change("contrast", "change of contrast, 0 to 1", number(0.0))
     saturation: float | None = change("saturation", "change of saturation, 0 to 1", number(0.0))

@@ -195,6 +195,7 @@ def test_one_option_does_not_change_what_another_draws():
     [
         ({"resize": 0}, "resize is 0: expected 1 or more pixels"),
         ({"pad_size": -1}, "pad_size is -1: expected 0 or more pixels"),
+        ({"pad_mode": "edge"}, "pad_mode is 'edge': expected one of constant, reflect"),
         ({"fill_value": 256}, "fill_value is 256: expected 0 to 255"),
         ({"max_random_aspect_ratio": 1.0}, "aspect ratios from 0 to 2"),
         ({"min_random_aspect_ratio": 0.5}, "aspect ratios from 0.5 to 0"),

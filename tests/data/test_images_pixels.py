@@ -65,6 +65,15 @@ def test_pixels_of_cifar10_are_those_of_its_binary_files(pad):
         assert np.array_equal(found.transpose(2, 0, 1), planes)
 
 
+def test_padding_can_mirror_the_image():
+    """As numpy, torch and torchvision do it: without the edge's pixels twice."""
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+    mirrored = ImageAugmentation(pad_size=4, pad_mode="reflect")
+    assert np.array_equal(trained(image, mirrored, 0, (3, 40, 40)), padded)
+    assert (trained(np.full_like(image, 10), replace(mirrored, rotate=45), 0, (3, 40, 40)) == 10).all()
+
+
 @pytest.mark.parametrize("size, resize", [((100, 150), -1), ((300, 180), -1), ((90, 250), 40), ((1, 1), -1)])
 def test_small_images_are_enlarged_as_by_mxnet(size, resize):
     """MXNet enlarges until height and then width suffice."""

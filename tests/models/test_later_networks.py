@@ -4,9 +4,9 @@ same weights, what their options change, and the draws of stochastic depth."""
 import numpy as np
 import pytest
 
-from dmltrain import models
+from dmltrain import data, initial, models
 from dmltrain.base.errors import UserError
-from dmltrain.layers import Constant, StochasticDepth
+from dmltrain.layers import BatchNorm, Constant, StochasticDepth
 
 LARGE = (3, 224, 224)
 COUNTS = [  # of torchvision 0.28, and of timm's resnet50d and seresnet50
@@ -115,3 +115,39 @@ def test_logits_are_torchvisions(name, layers, options, expected):
     with torch.no_grad():
         found = module.eval()(torch.from_numpy(images(1, 64)))
     assert found[0, :4].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_airbench94s_rates_and_first_weights_are_those_of_its_program():
+    network = models.create("airbench94", None, 10, (3, 32, 32))
+    assert network.num_parameters == 1_971_640  # with the fixed weights, without the fixed scales; published: 1.97 M
+    norms = [call.layer for call in network.layer_calls if isinstance(call.layer, BatchNorm)]
+    assert {(norm.epsilon, norm.momentum, norm.fixed_scale) for norm in norms} == {(1e-12, 0.6, True)}
+    for each in network.parameters():
+        usual = (64.0, 1 / 64) if each.kind == "beta" else (1.0, 1.0)
+        assert (each.lr_mult, each.wd_mult) == ((0.0, 0.0) if each.name == "conv0_weight" else usual), each.name
+    arrays = initial.first_values(network, 0)
+    assert np.array_equal(arrays["block3_conv2_weight"][..., 1, 1], np.eye(256))
+    assert abs(arrays["block2_conv1_weight"][64:]).max() == pytest.approx((64 * 9) ** -0.5, rel=1e-3)
+    assert abs(arrays["fc1_weight"]).max() == pytest.approx(256**-0.5, rel=1e-2)
+    with pytest.raises(UserError, match="airbench94 cannot take images of 1x28x28.*expected 3 channels"):
+        models.create("airbench94", None, 10, (1, 28, 28))
+
+
+def test_airbench94s_first_layer_whitens_cifar10(real_data):
+    """The program's formula: each output, an eigenvector's, has e / (e + 0.0005) on the mean of its square."""
+    found = data.DATASETS["cifar10"].load(real_data / "cifar10", num_examples=5000, image_shape=(3, 32, 32))
+    pixels, normalisation = found.train.images, found.normalisation
+    moments = np.zeros((12, 12))
+    mean, std = (np.array(values)[:, None, None] for values in (normalisation.mean, normalisation.std))
+    for start in range(0, 5000, 500):
+        images = (pixels[start : start + 500] - mean) / std
+        shifted = [images[:, c, i : 31 + i, j : 31 + j] for c in range(3) for i in range(2) for j in range(2)]
+        patches = np.stack(shifted).reshape(12, -1)
+        moments += patches @ patches.T / (5000 * 31 * 31)
+    values, vectors = np.linalg.eigh(moments)
+    expected = (vectors / np.sqrt(values + 0.0005)).T[::-1]
+    network = models.create("airbench94", None, 10, (3, 32, 32))
+    weight = initial.first_values(network, 0)["conv0_weight"].reshape(24, 12)
+    assert np.array_equal(weight[:12], -weight[12:])
+    signs = np.sign((weight[:12] * expected).sum(1, keepdims=True))
+    assert np.allclose(weight[:12], signs * expected, rtol=1e-3, atol=1e-3)

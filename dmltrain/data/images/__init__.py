@@ -32,7 +32,7 @@ def training_image(image: bytes | Array, augmentation: ImageAugmentation, shape:
     geometry = training_geometry(augmentation, source.size, shape[1:], numbers)
     direct = out.flags.c_contiguous
     result = out if direct else np.empty(out.shape, np.uint8)
-    _make(source, geometry, augmentation.fill_value, min(source.max_reduction, reduction(geometry)), result)
+    _make(source, geometry, augmentation.fill, min(source.max_reduction, reduction(geometry)), result)
     if augmentation.changes_colours:
         change_colours(augmentation, result, numbers)
     change_by_policy(augmentation, result, numbers)
@@ -50,12 +50,12 @@ def evaluation_image(image: bytes | Array, augmentation: ImageAugmentation, shap
     geometry = evaluation_geometry(augmentation, source.size, shape[1:])
     smaller = min(source.max_reduction, reduction(geometry)) if source.size[0] * source.size[1] > MAX_PIXELS else 1
     result = out if out.flags.c_contiguous else np.empty(out.shape, np.uint8)
-    _make(source, geometry, augmentation.fill_value, smaller, result)
+    _make(source, geometry, augmentation.fill, smaller, result)
     if result is not out:
         out[:] = result
 
 
-def _make(source: ImageSource, geometry: Geometry, fill: int, factor: int, result: Array) -> None:
+def _make(source: ImageSource, geometry: Geometry, fill: int | None, factor: int, result: Array) -> None:
     pixels = source.decode(result.shape[2], factor)
     if result.shape[2] == 1:  # OpenCV drops an axis of one channel
         pixels, result = pixels[:, :, 0], result[:, :, 0]

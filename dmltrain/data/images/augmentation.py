@@ -15,6 +15,7 @@ from dmltrain.base.errors import UserError
 # Values of auto_augment; "" stands for none.
 CIFAR10, IMAGENET, RANDOM, TRIVIAL = "cifar10", "imagenet", "randaugment", "trivialaugment"
 AUTO_AUGMENT = (CIFAR10, IMAGENET, RANDOM, TRIVIAL)
+PAD_MODES = ("constant", "reflect")
 
 
 def _change(default: Any, mxnet: str, about: str) -> Any:
@@ -51,6 +52,11 @@ class ImageAugmentation:
     max_crop_size: int = _change(-1, "max_crop_size", "greatest edge")
     pad_size: int = _change(0, "pad", "pixels added on each side")
     fill_value: int = _change(127, "fill_value", "level of pixels that lie outside the image")
+    pad_mode: str = _change(
+        "constant",
+        "",
+        "what lies outside the image: `constant`: `fill_value`; `reflect`: the image, mirrored at its edge",
+    )
     brightness: float = _change(0.0, "brightness", "factor 1 +- this")
     contrast: float = _change(0.0, "contrast", "factor 1 +- this of the distance from the mean grey")
     saturation: float = _change(0.0, "saturation", "factor 1 +- this of the distance from the pixel's grey")
@@ -93,6 +99,10 @@ class ImageAugmentation:
             (self.resize != -1 and self.resize < 1, f"resize is {self.resize}: expected 1 or more pixels"),
             (self.pad_size < 0, f"pad_size is {self.pad_size}: expected 0 or more pixels"),
             (not 0 <= self.fill_value <= 255, f"fill_value is {self.fill_value}: expected 0 to 255"),
+            (
+                self.pad_mode not in PAD_MODES,
+                f"pad_mode is {self.pad_mode!r}: expected one of {', '.join(PAD_MODES)}",
+            ),
             (not 0 < low <= high, f"aspect ratios from {low:g} to {high:g}: expected 0 < smallest <= largest"),
             (
                 not 0 < self.min_random_area <= self.max_random_area,
@@ -162,6 +172,11 @@ class ImageAugmentation:
         if self.min_random_aspect_ratio is None:
             return 1 - self.max_random_aspect_ratio, 1 + self.max_random_aspect_ratio
         return self.min_random_aspect_ratio, self.max_random_aspect_ratio
+
+    @property
+    def fill(self) -> int | None:
+        """The level of pixels that lie outside the image; None mirrors it at its edge."""
+        return self.fill_value if self.pad_mode == "constant" else None
 
     @property
     def changes_colours(self) -> bool:

@@ -33,12 +33,17 @@ def reduction(geometry: Geometry) -> int:
     return max(factor for factor in REDUCTIONS if factor == 1 or factor * _PIXELS_LEFT <= smallest)
 
 
-def resample(geometry: Geometry, pixels: Array, fill: int, out: Array) -> None:
-    """Writes the output, uint8 (h, w, 3) or (h, w), C-contiguous; `pixels` may be reduced."""
+def resample(geometry: Geometry, pixels: Array, fill: int | None, out: Array) -> None:
+    """Writes the output, uint8 (h, w, 3) or (h, w), C-contiguous; `pixels` may be reduced.
+
+    fill: of pixels outside the image; None mirrors it at its edge, whose pixels are not repeated.
+    """
     moved = geometry.affine is not None or geometry.pad > 0
     reduced = pixels.shape[:2] != geometry.source
     if moved or reduced or not _resizes_in_turn(geometry) or _large_between(geometry):
-        _transform(geometry, pixels, fill if moved else None, out)
+        _transform(geometry, pixels, _border(fill) if moved else library("cv2").BORDER_REPLICATE, fill or 0, out)
+        if fill is not None and geometry.affine is not None and geometry.pad > 0:
+            _clear_padding(geometry, fill, out)
     else:
         _resize(geometry, pixels, out)
 
@@ -74,8 +79,13 @@ def _resize(geometry: Geometry, pixels: Array, out: Array) -> None:
         out[:] = crop
 
 
-def _transform(geometry: Geometry, pixels: Array, fill: int | None, out: Array) -> None:
-    """fill: of pixels outside the image; None repeats its edge."""
+def _border(fill: int | None) -> int:
+    """OpenCV's number of it."""
+    cv2 = library("cv2")
+    return int(cv2.BORDER_REFLECT_101 if fill is None else cv2.BORDER_CONSTANT)
+
+
+def _transform(geometry: Geometry, pixels: Array, border: int, fill: int, out: Array) -> None:
     cv2 = library("cv2")
     if max(pixels.shape[:2]) > _LONGEST_EDGE:
         raise BrokenImage(
@@ -88,14 +98,12 @@ def _transform(geometry: Geometry, pixels: Array, fill: int | None, out: Array) 
         out.shape[1::-1],
         dst=out,
         flags=geometry.methods[geometry.resized == geometry.source] | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_REPLICATE if fill is None else cv2.BORDER_CONSTANT,
-        borderValue=(0, 0, 0) if fill is None else (fill, fill, fill),
+        borderMode=border,
+        borderValue=(fill, fill, fill),
     )
-    if geometry.affine is not None and geometry.pad > 0:
-        _clear_padding(geometry, fill, out)
 
 
-def _clear_padding(geometry: Geometry, fill: int | None, out: Array) -> None:
+def _clear_padding(geometry: Geometry, fill: int, out: Array) -> None:
     """What the affine transformation moved beyond the canvas is not seen in the padding around it."""
     for axis, (factor, offset) in enumerate(geometry.to_canvas()):  # x, y; no step up to here mixes them
         at = factor * np.arange(out.shape[1 - axis]) + offset
