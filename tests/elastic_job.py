@@ -286,7 +286,7 @@ def check_what_is_said(job, row):
     said = [say.split(": ", 1) for say in row.says]
     happens = {fault.split(":")[-1].split()[0] for fault in row.faults.split(",") if fault}
     for name in row.victims("stop"):
-        missed = "" if name.startswith("server") else rf": {name.replace('-', ' ')} on \S+ missed heartbeats for \d s"
+        missed = "" if name.startswith("server") else rf": {name.replace('-', ' ')} on \S+ missed heartbeats for \d+ s"
         said.append((name, f"removed from the job{missed}"))
     if happens == {"scheduler"}:
         said.append(("scheduler-0-2", "incarnation 2 of the scheduler goes on after view 1"))

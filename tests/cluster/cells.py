@@ -45,7 +45,7 @@ AGENT = r"the agent on {host} \(pid {pid}\) "
 SILENT = (
     r"the agent on {host} \(pid {pid}\) "
     r"(sent no heartbeat for 9.5 s|was lost with its connection \(.*(timed out|Timeout).*\))"
-    r"|no heartbeat from {host} for \d s: is the host down, or its network cut\?"
+    r"|no heartbeat from {host} for \d+ s: is the host down, or its network cut\?"
 )
 FAULTS = {
     "worker": Expected(137, r"worker 1 \(pid {pid} on h2\) was killed by SIGKILL"),

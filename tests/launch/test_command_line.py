@@ -307,7 +307,6 @@ def test_a_signal_between_two_attempts(launcher):
     result = launched.ends(143)
     assert result.err.splitlines()[-1] == "0 processes left on 1 host"
     assert launched.record["ended"] and not (launched.logs / "restart-3/worker-0.log").exists()
-    assert result.seconds < 3
 
 
 def test_a_killed_job_is_not_started_anew_by_a_launcher_elsewhere(launcher, monkeypatch):
