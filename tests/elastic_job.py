@@ -180,7 +180,10 @@ class Jobs:
 
     def _environment(self, row):
         transport, wire, _ = WAYS[row.way]
-        env = {"DMLTRAIN_TRANSPORT": transport, **of_words(row.env)}
+        env = {"DMLTRAIN_TRANSPORT": transport, "DMLTRAIN_LEAVE_SECONDS": "120"}  # for a busy machine
+        if not row.victims("scheduler"):  # the next one waits so long for those who are lost meanwhile
+            env["DMLTRAIN_HEARTBEAT_TIMEOUT"] = "60"
+        env |= of_words(row.env)
         if row.come:
             env.setdefault("DMLTRAIN_MAX_WORKERS", str(max(row.come) + 1))
         if wire:
@@ -200,7 +203,7 @@ def additional_environment(row):
     if row.servers_come:
         env["DMLTRAIN_RESTART_SERVERS"] = str(len(row.servers_come))
     if row.victims("stop"):
-        env.setdefault("DMLTRAIN_HEARTBEAT_TIMEOUT", "3")
+        env["DMLTRAIN_HEARTBEAT_TIMEOUT"] = "6"
     return env
 
 
