@@ -16,7 +16,7 @@ PHASES = {
 }
 END_SECONDS = 15.0  # from the fault to the launcher's end
 WORK_SECONDS = 25.0  # from the end of a fault that is survived to the end of the job, which has its work still to do
-AGENT_SECONDS = 20.0  # from the fault to the end of all processes on a host that the launcher cannot reach
+AGENT_SECONDS = 30.0  # from the fault to the end of all processes on a host that the launcher cannot reach
 
 VICTIMS = {"worker": "worker-1", "server": "server-1", "scheduler": "scheduler-0"}
 ALL, OTHERS = r"0 processes left on 3 hosts", r"0 processes left on 2 hosts: unknown for {host}"
