@@ -281,8 +281,10 @@ class Contract:
         assert len({DIGEST.findall(log)[0] for log in logs}) == 1
         tables = [table(folder, capsys) for folder in (alone.folder, placed.logs)]
         assert len(tables[0]) == 3 and tables[0] == tables[1]
-        processes = [tuple(row[name] for name in ("role", "rank", "exit_code")) for row in placed.record["processes"]]
-        assert processes == [("scheduler", 0, 0), ("server", 0, 0), ("worker", 0, 0), ("worker", 1, 0)]
+        processes = [(row["role"], row["rank"]) for row in placed.record["processes"]]
+        assert processes == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
+        codes = [row["exit_code"] for row in placed.record["processes"]]
+        assert codes[2:] == [0, 0] and {*codes} <= {0, 143}, "the others are ended half a second after the workers"
         assert len({row["host"] for row in placed.record["processes"]}) == 2
 
     def test_a_job_goes_on_after_what_is_lost_until_no_restart_is_left(self, engine: Engine):

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.launching import Front, Launched, first_of, way
 from tests.cluster.testbed import Testbed
+from tests.launch.conftest import LAST_WORDS
 from tests.waiting import wait_for
 
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
@@ -194,7 +195,7 @@ SAY = [
     "sh",
     "-c",
     'echo "$DMLC_ROLE-$DMLC_TASK_ID" "$(hostname)" "$PWD" "gpus=$CUDA_VISIBLE_DEVICES" "note=$NOTE" '
-    '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"',
+    '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"' + LAST_WORDS,
 ]
 
 
