@@ -34,7 +34,8 @@ KINDS = {
 def by_launcher(front, *words):
     hosts = front.script("h1 slots=2\nh2 slots=2\n", "hosts")
     settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
-    return [front.start("-H", hosts, "-n", WORKERS, "-s", 2, *settings, *forked(PROGRAM, *words)).process]
+    options = ["-H", hosts, "-n", WORKERS, "-s", 2, "--grace", 120, *settings]
+    return [front.start(*options, *forked(PROGRAM, *words)).process]
 
 
 def by_torchrun(front, *words):
