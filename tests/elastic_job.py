@@ -180,7 +180,10 @@ class Jobs:
 
     def _environment(self, row):
         transport, wire, _ = WAYS[row.way]
-        env = {"DMLTRAIN_TRANSPORT": transport, **of_words(row.env)}
+        env = {"DMLTRAIN_TRANSPORT": transport, "DMLTRAIN_LEAVE_SECONDS": "120"}  # for a busy machine
+        if not row.victims("scheduler"):  # the next one waits so long for those who are lost meanwhile
+            env["DMLTRAIN_HEARTBEAT_TIMEOUT"] = "60"
+        env |= of_words(row.env)
         if row.come:
             env.setdefault("DMLTRAIN_MAX_WORKERS", str(max(row.come) + 1))
         if wire:
@@ -200,7 +203,7 @@ def additional_environment(row):
     if row.servers_come:
         env["DMLTRAIN_RESTART_SERVERS"] = str(len(row.servers_come))
     if row.victims("stop"):
-        env.setdefault("DMLTRAIN_HEARTBEAT_TIMEOUT", "3")
+        env["DMLTRAIN_HEARTBEAT_TIMEOUT"] = "6"
     return env
 
 
@@ -286,7 +289,7 @@ def check_what_is_said(job, row):
     said = [say.split(": ", 1) for say in row.says]
     happens = {fault.split(":")[-1].split()[0] for fault in row.faults.split(",") if fault}
     for name in row.victims("stop"):
-        missed = "" if name.startswith("server") else rf": {name.replace('-', ' ')} on \S+ missed heartbeats for \d s"
+        missed = "" if name.startswith("server") else rf": {name.replace('-', ' ')} on \S+ missed heartbeats for \d+ s"
         said.append((name, f"removed from the job{missed}"))
     if happens == {"scheduler"}:
         said.append(("scheduler-0-2", "incarnation 2 of the scheduler goes on after view 1"))

@@ -32,6 +32,13 @@ def ask(connection: _socket.socket, command: list, descriptors: list) -> int:
     return int(connection.recv(100))
 
 
+def pass_on(pid: int, number: int) -> None:
+    try:  # noqa: SIM105  contextlib takes time to import
+        os.kill(pid, number)
+    except ProcessLookupError:  # it has just ended
+        pass
+
+
 def end_as(code: int) -> None:
     if code < 0:
         if code != -_signal.SIGKILL:
@@ -47,5 +54,5 @@ if __name__ == "__main__":
     connection.connect(place)
     pid = ask(connection, command, descriptors)
     for number in PASSED_ON:
-        _signal.signal(number, lambda number, frame: os.kill(pid, number))
+        _signal.signal(number, lambda number, frame: pass_on(pid, number))
     end_as(int(connection.recv(100)))

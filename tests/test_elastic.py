@@ -410,26 +410,21 @@ def test_a_replay_without_room_for_who_joined_says_what_to_do(jobs):
 
 @thorough
 def test_one_that_was_only_stopped_gives_way(jobs):
-    """It decides nothing when it goes on: the job has another one."""
-    job = jobs.start("1:before:complete:4:stop,2:before:complete:8:stop", *AUDIT, env=FILE)
+    """It decides nothing when it goes on: the job has another one, and is still there."""
+    job = jobs.start("1:before:complete:4:stop,2:before:complete:8:go on once gone", *AUDIT, env=FILE)
     old = job.processes["scheduler-0"]
-    wait_for_stop(job, "worker-1")
+    stat = Path(f"/proc/{job.processes['worker-1'].pid}/stat")
+    wait_for(lambda: ") T " in stat.read_text(), job.outputs)
     old.send_signal(signal.SIGSTOP)
     start_scheduler(job, 2)
     job.wait_for_line("scheduler-0-2", "goes on after view 1")
-    wait_for_stop(job, "worker-2")  # so the job is still there when the other two go on
     job.processes["worker-1"].send_signal(signal.SIGCONT)
     old.send_signal(signal.SIGCONT)
     assert old.wait(60.0) == 75, job.outputs()
     assert "incarnation 2 of the scheduler has taken over" in job.output("scheduler-0")
     assert job.processes["worker-1"].wait(60.0) == 75, job.outputs()  # the job has removed it
-    job.processes["worker-2"].send_signal(signal.SIGCONT)
+    (job.folder / "passed-gone").touch()
     ends(job, scheduler_0=75, worker_1=75)
-
-
-def wait_for_stop(job, name):
-    stat = Path(f"/proc/{job.processes[name].pid}/stat")
-    wait_for(lambda: ") T " in stat.read_text(), job.outputs)
 
 
 @thorough

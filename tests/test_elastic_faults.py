@@ -411,12 +411,12 @@ JOBS = {
     "the scheduler after the first view": Row("0:after:start:1:scheduler"),
     "the scheduler in the last op": Row("2:before:complete:24:scheduler"),
     "the scheduler when a worker has left the servers": Row("1:before:bye:1:scheduler"),
-    "the scheduler when one has a view": Row(f"{KILL},0:before:announce:2:scheduler", env="HEARTBEAT_TIMEOUT=3"),
+    "the scheduler when one has a view": Row(f"{KILL},0:before:announce:2:scheduler", env="HEARTBEAT_TIMEOUT=6"),
     "the scheduler when all may have the next view": Row(
-        f"{KILL},2:after:enter:2:scheduler", env="HEARTBEAT_TIMEOUT=3", workers=4
+        f"{KILL},2:after:enter:2:scheduler", env="HEARTBEAT_TIMEOUT=6", workers=4
     ),
     "two workers before the scheduler comes back": Row(
-        f"{KILL},0:after:freeze:1:scheduler,2:before:introduce:1:kill", env="HEARTBEAT_TIMEOUT=3", workers=4
+        f"{KILL},0:after:freeze:1:scheduler,2:before:introduce:1:kill", env="HEARTBEAT_TIMEOUT=6", workers=4
     ),
     # The second one before it has seen anybody, or in the next epoch.
     "the scheduler twice": Row(

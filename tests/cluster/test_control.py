@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.launching import Front, Launched, first_of, way
 from tests.cluster.testbed import Testbed
+from tests.launch.conftest import LAST_WORDS
 from tests.waiting import wait_for
 
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
@@ -32,7 +33,7 @@ def test_check_names_what_each_host_lacks(testbed: Testbed, front: Front):
     (front.folder / "hosts").write_text("h1\nh2 workdir=/no/such/folder\nh3\nh4\nh5\n")
     testbed.kill("h4")
     script = front.script("import no_such_module\n").name
-    done = front.ask("--check", "-H", "hosts", "--connect-timeout", 3, "-n", 5, "-s", 5, script)
+    done = front.ask("--check", "-H", "hosts", "-n", 5, "-s", 5, script)
     assert done.code in (2, 125), done
     rows = {cells[1]: cells for cells in cells_of(done.out) if len(cells) > 8}  # the table of hosts
     assert all(rows[host][2] == testbed.address(host) for host in ("h1", "h3", "h5")), rows
@@ -176,7 +177,7 @@ def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, fron
     program = "import time\ndef deep_inside():\n    print('ready', flush=True)\n    time.sleep(600)\ndeep_inside()\n"
     script = front.script(program).name
     names = ["scheduler-0", *(f"{role}-{rank}" for role in ("server", "worker") for rank in range(5))]
-    for seconds in (3, 10, 30):  # on a busy machine they may not even have started
+    for seconds in (3, 10, 30, 90):  # on a busy machine they may not even have started
         options = [*way(name, "h[1-5]"), "-n", 5, "-s", 5, "--timeout", seconds]
         launched = front.start(*options, script, logs=f"logs-{seconds}")
         done = launched.wait()
@@ -194,7 +195,7 @@ SAY = [
     "sh",
     "-c",
     'echo "$DMLC_ROLE-$DMLC_TASK_ID" "$(hostname)" "$PWD" "gpus=$CUDA_VISIBLE_DEVICES" "note=$NOTE" '
-    '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"',
+    '"$DMLC_NODE_HOST" "$DMLC_INTERFACE" "$DMLC_PS_ROOT_URI"' + LAST_WORDS,
 ]
 
 

@@ -38,7 +38,7 @@ from tests.forked_job import PLAIN, forker
 from tests.tiers import tiered
 
 AT_ONCE = 4  # test beds: with more, ends come too late on two cores
-LEAVING_SECONDS = 5.0  # for an agent to end when its last word is said
+LEAVING_SECONDS = 15.0  # for an agent to end when its last word is said
 TRIAL_SECONDS = 250.0  # for the longest queue
 
 pytestmark = pytest.mark.timeout(TRIAL_SECONDS + 30)

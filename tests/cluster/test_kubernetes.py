@@ -21,6 +21,7 @@ from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.copied_tree import search_path
 from tests.forked_job import KUBERNETES, forked
+from tests.launch.conftest import LAST
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
@@ -90,6 +91,7 @@ names = ("API_KEY", "SEED", "DMLC_ROLE", "DMLTRAIN_KUBERNETES", "DMLTRAIN_BRIDGE
 with open(f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}.json", "w") as file:
     json.dump({"host": os.uname().nodename, **{name: os.environ.get(name) for name in names}}, file)
 """
+SHOWS += LAST
 
 
 def test_a_job_runs_in_pods_and_leaves_nothing(pods: Pods):

@@ -13,6 +13,7 @@ from tests.cluster.launching import Front, first_of, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import Process, read, shown
 from tests.cluster.testbed import Testbed
+from tests.launch.conftest import LAST, LAST_WORDS
 from tests.waiting import wait_for
 
 LONG = "x" * 100_000
@@ -30,6 +31,7 @@ values = {name: value for name, value in os.environ.items() if name.startswith((
 with open(place + ".json", "w") as file:
     json.dump({"argv": sys.argv, "values": values, "folder": os.getcwd(), "host": os.uname().nodename}, file)
 """
+PROGRAM += LAST
 
 
 @pytest.mark.parametrize("name", first_of("local", "ssh", "open-mpi", "ssh-system", "mpich", in_test=3))
@@ -65,7 +67,7 @@ def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(front: Front, 
 @pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi"))
 def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, front: Front, name: str):
     before = testbed.logins("h1")
-    done = front.run(*way(name, "h1"), "-n", 30, "-s", 29, "sh", "-c", "echo $DMLC_ROLE:$DMLC_TASK_ID")
+    done = front.run(*way(name, "h1"), "-n", 30, "-s", 29, "sh", "-c", "echo $DMLC_ROLE:$DMLC_TASK_ID" + LAST_WORDS)
     assert done.code == 0, done
     said = sorted(path.read_text().strip() for path in (front.folder / "logs").glob("*.log"))
     counts = (("scheduler", 1), ("server", 29), ("worker", 30))

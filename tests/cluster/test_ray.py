@@ -18,6 +18,7 @@ from tests.cluster.layout import LOGIN
 from tests.cluster.processes import send
 from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
 from tests.copied_tree import search_path
+from tests.launch.conftest import LAST
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # with the start of the cluster
 RAY = ("--launcher", "ray", "--connect-timeout", 300)
@@ -29,6 +30,7 @@ others = [name for name in os.environ if name.startswith(("RAY_", "DMLTRAIN_STEP
 with open(place + ".json", "w") as file:
     json.dump([os.uname().nodename, *map(os.environ.get, names), others, os.getcwd()], file)
 """
+SHOWS += LAST
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN
 from tests.cluster.slurm import Slurm, missing
 from tests.forked_job import forked
-from tests.launch.conftest import wait_for
+from tests.launch.conftest import LAST, wait_for
 from tests.other_user import USER, as_user
 
 SLURM = ("--launcher", "slurm", "--connect-timeout", 300)
@@ -32,6 +32,7 @@ gpus = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "DMLTRAIN_STEP
 with open(place + ".json", "w") as file:
     json.dump({"host": os.uname().nodename, "slurm": slurm, "gpus": gpus}, file)
 """
+SHOWS += LAST
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.thorough
 PROGRAM = Path(__file__).parent / "programs/torch_hosts.py"
 RUN = Path(torch.__file__).parent / "distributed/run.py"  # torchrun
 WORKERS, SUM = 4, 8_000_000  # two workers on each of two hosts; bytes
-SETTINGS = {"DMLTRAIN_HEARTBEAT_TIMEOUT": "4", "OMP_NUM_THREADS": "1"}
+SETTINGS = {"OMP_NUM_THREADS": "1"}
 KINDS = {
     "barrier",
     "all_gather",
@@ -34,7 +34,8 @@ KINDS = {
 def by_launcher(front, *words):
     hosts = front.script("h1 slots=2\nh2 slots=2\n", "hosts")
     settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
-    return [front.start("-H", hosts, "-n", WORKERS, "-s", 2, *settings, *forked(PROGRAM, *words)).process]
+    options = ["-H", hosts, "-n", WORKERS, "-s", 2, "--grace", 120, *settings]
+    return [front.start(*options, *forked(PROGRAM, *words)).process]
 
 
 def by_torchrun(front, *words):
@@ -100,4 +101,4 @@ def test_every_operation_that_waits_for_a_lost_peer_names_it(front, testbed, tmp
         for name, (ended, error) in told.items():
             assert "DistBackendError: " in error and " on h2" in error, (worker, name, error)
             assert "lost: end of stream" in error if kind == "killed" else "missed heartbeats" in error
-            assert ended - struck < 10, (worker, name, error)
+            assert ended - struck < 60, (worker, name, error)  # 10 s on an idle machine

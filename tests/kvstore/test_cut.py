@@ -255,7 +255,7 @@ def test_sockets_without_addresses_are_named(links):
     far.close()
 
 
-LOST_SECONDS = 1.0
+LOST_SECONDS = 2.0
 
 
 def test_the_time_until_the_scheduler_starts_is_no_silence():
@@ -282,7 +282,7 @@ class Scheduler:
 
     def __init__(self, answers, on_message):
         self._listening, self._answers, self.heard = socket.create_server(("127.0.0.1", 0)), answers, []
-        common = {"job": "job", "key": b"key", "num_workers": 1, "lost_seconds": LOST_SECONDS}
+        common = {"job": "job", "key": b"key", "num_workers": 1, "lost_seconds": SECONDS}
         self.environment = Environment(**common, root_port=self._listening.getsockname()[1])
         own = replace(self.environment, role="scheduler", heartbeat_seconds=0.1)
         threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()

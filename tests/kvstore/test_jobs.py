@@ -199,7 +199,7 @@ def test_a_host_sends_one_stream_with_the_same_bits_as_any_other_transport(start
 
 
 def test_a_relay_that_is_frozen_after_its_own_end_is_named(start_forked, two_hosts):
-    env = {"DMLTRAIN_HEARTBEAT_TIMEOUT": "3"}
+    env = {"DMLTRAIN_HEARTBEAT_TIMEOUT": "6"}
     job = start_forked("staying.py", workers=4, servers=2, place=two_hosts, env=env)
     job.wait_for_line("scheduler-0", "worker 0 has finished, and still sums for its host")
     job.processes["worker-0"].send_signal(signal.SIGSTOP)
@@ -276,7 +276,7 @@ def test_a_killed_process_ends_the_job(start_forked, victim, kind):
 
 
 @pytest.mark.parametrize(
-    "victim, more", [("worker-1", {}), *((each, {"HEARTBEAT_TIMEOUT": "3"}) for each in ("server-0", "scheduler-0"))]
+    "victim, more", [("worker-1", {}), *((each, {"HEARTBEAT_TIMEOUT": "6"}) for each in ("server-0", "scheduler-0"))]
 )
 def test_a_frozen_process_ends_the_job(start_forked, victim, more):
     """By default after a time that leaves some of the promised ten seconds for telling the others."""

@@ -63,9 +63,9 @@ def shared(request):
 
 @pytest.fixture
 def serve(shared, closed_at_the_end):
-    def begin(view=FIRST, **options):
+    def begin(view=FIRST, unheard=None, **options):
         server = closed_at_the_end(Server(environment=ELASTIC, shared=shared, **options))
-        for rank in range(3):
+        for rank in {0, 1, 2} - {unheard}:
             assert heard(server.peer(rank)) == []
         server.service.enter(view)
         return server
@@ -199,11 +199,30 @@ def test_a_second_process_with_the_rank_of_a_member_is_refused(serve, shared, mo
     assert heard(late) == [] and server.another(2).error() == said
 
 
+def test_a_worker_that_gave_up_its_handshake_gets_in_when_it_connects_again(serve, shared, monkeypatch):
+    """ACCEPT came too late for it, and nobody is lost. A replacement comes with a view without the lost one."""
+
+    def given_up():
+        server = serve(unheard=2)
+        server.peer(2).link.close()
+        wait_for(lambda: 2 in server.service.answers.outboxes, "it was accepted")
+        return server, [server.peer(0), server.peer(1), server.another(2)]
+
+    server, peers = given_up()
+    server.service.enter(SECOND)
+    server.service.enter(THIRD)
+    push_sum(peers, 3, shared)
+    monkeypatch.setattr(admission, "REPLACE_SECONDS", 0.1)
+    server, peers = given_up()
+    push_sum(peers, 1, shared)
+    peers[2].link.close()
+    assert lost_by(server) == 2 and server.lost.empty()
+
+
 def test_a_replacement_that_leaves_before_its_view_or_what_the_lost_one_has_finished_is_not_at_its_end(serve):
-    """Also if it has said nothing."""
     server = serve(SECOND)
     late = server.another(2)
-    wait_for(lambda: 2 in server.service.answers.joining, "it joins")
+    assert heard(late) == []
     late.link.close()
     assert heard(server.peer(0)) == [] and server.lost.empty()
     server.service.enter(THIRD)

@@ -23,6 +23,18 @@ __all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "begin", "carri
 ROOT = Path(__file__).parents[2]
 FORKED = Path(__file__).with_name("forked_launcher.py")
 OWN = {"close_fds": True}  # options of Popen that change nothing, for a launcher in an interpreter of its own
+# The last lines of programs of which servers and the scheduler do something, too, in Python and for a shell: these are
+# ended half a second after the workers, so workers wait for them.
+LAST = """
+import os, time
+role, servers = os.environ["DMLC_ROLE"], int(os.environ["DMLC_NUM_SERVER"])
+open(f"last-{role}-{os.environ['DMLC_TASK_ID']}", "w").close()
+others = ["last-scheduler-0", *(f"last-server-{number}" for number in range(servers))] if servers else []
+while role == "worker" and not all(map(os.path.exists, others)):
+    time.sleep(0.01)
+"""
+LAST_WORDS = """; : > "last-$DMLC_ROLE-$DMLC_TASK_ID"; [ $DMLC_ROLE != worker ] || \
+until [ $(ls last-s* 2> /dev/null | wc -l) -ge $((DMLC_NUM_SERVER ? DMLC_NUM_SERVER + 1 : 0)) ]; do sleep 0.02; done"""
 DEADLINE = 90.0  # s; for what takes a fraction of a second on an idle machine
 
 

@@ -213,7 +213,7 @@ def over_ssh(detach, sshds, home, tmp_path):  # noqa: F811
     """The sshd of a detached job's host, and the job."""
     sshd = sshds()
     (tmp_path / "hosts").write_text(f"here hostname=127.0.0.1 port={sshd.port} python={sys.executable}\n")
-    words = ("-H", tmp_path / "hosts", "--connect-timeout", 3, *ELASTIC)
+    words = ("-H", tmp_path / "hosts", "--connect-timeout", 60, *ELASTIC)
     return sshd, detach(*words, env={"HOME": str(home.folder)})
 
 
@@ -239,18 +239,18 @@ def test_over_ssh_too(over_ssh):
 
 
 @pytest.mark.thorough
-def test_a_launcher_that_reaches_no_host_any_more_leaves_the_job(over_ssh):
+def test_a_launcher_that_reaches_no_host_any_more_leaves_the_job(over_ssh, home):  # noqa: F811
     sshd, launched = over_ssh
     kill_launcher(launched)
     attached = Attached(launched, first="from dmltrain_launch.run import keeping; keeping.AGAIN_SECONDS = 2.0")
     wait_for_lines(launched, 10)
-    sshd.process.send_signal(signal.SIGSTOP)  # which accepts nobody
+    away = home.authorized.rename(home.folder / "away")  # nobody is let in
     lose_connections(sshd)
     said = attached.ends(125).err
     assert "no host of the job can be reached any more" in said
     assert f"goes on without this launcher: dmltrain job attach {launched.logs}" in said
     assert not launched.record["ended"]
-    sshd.process.send_signal(signal.SIGCONT)
+    away.rename(home.authorized)
     second = Attached(launched, "second")
     goes_on(launched)
     go(launched, "done")

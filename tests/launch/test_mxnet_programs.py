@@ -73,7 +73,8 @@ def test_a_gluon_trainer(run, launcher):
     said = [launcher.log(f"worker-{index}").decode().split() for index in range(2)]
     assert said[0] == said[1], "the workers' weights differ"
     assert float(said[0][0].removeprefix("accuracy=")) > 0.9, said
-    assert [row["exit_code"] for row in launcher.record["processes"]] == [0] * 4, launcher.record
+    codes = [row["exit_code"] for row in launcher.record["processes"]]
+    assert codes[-2:] == [0, 0] and {*codes} <= {0, 143}, "servers are ended half a second after the workers"
 
 
 def test_module_fit_and_its_table(run, launcher):

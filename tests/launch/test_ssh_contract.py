@@ -18,6 +18,7 @@ from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.agent import protocol
 from dmltrain_launch.agent.process import living
 from dmltrain_launch.channels import Channel, frames
+from dmltrain_launch.channels.ssh import greeting, paramiko
 from dmltrain_launch.job.host import Host
 from tests.launch.conftest import carriers
 from tests.launch.ssh_connect import KINDS, SECONDS, block, connector
@@ -188,27 +189,32 @@ def test_no_python_there(connect, sshds):  # noqa: F811
     refused(connect, bare.host(python="python3"), 2, "python3 was not found there")
 
 
+SLOW_END = "exec >&- 2>&-; sleep 1.2"  # longer than an agent may take that has said its last word
+
+
 @pytest.mark.parametrize(
     "script, code, said",
     [
         ("echo 'Unknown option: -I' >&2; exit 2", 2, "is Python 2, too old"),
         (f"echo '{channels.TOO_OLD} 3.6' >&2; exit 1", 2, "is Python 3.6, too old"),
-        ("echo out of luck >&2; exit 9", 125, "the agent did not start: it exited with 9: out of luck"),
+        (f"echo no luck >&2; {SLOW_END}; exit 9", 125, "the agent did not start: it exited with 9: no luck"),
         ("echo This account is not available.; exit 1", 125, "the output was: This account is not available."),
         ("exec sleep 300", 125, "within 1 s"),
     ],
 )
 def test_what_is_no_python_for_an_agent(connect, sshds, tmp_path, script, code, said):  # noqa: F811
     host = sshds().host(python=shell_script(tmp_path / "python", script))
-    seconds = 1.0 if "sleep" in script else SECONDS
+    seconds = 1.0 if "sleep 300" in script else SECONDS
     refused(connect, host, code, said, seconds=seconds)
     Path(host.python).chmod(0o644)
     refused(connect, host, 2, "cannot be executed")
 
 
-def test_another_shell_gets_no_commands(connect, sshds, tmp_path):  # noqa: F811
+def test_another_shell_gets_no_commands(connect, sshds, tmp_path, monkeypatch):  # noqa: F811
     """A start-up file has started one, which waits for commands on standard input, where the agent's text would come.
     With more time if this machine was too busy for the login."""
+    for module in (greeting, paramiko):
+        monkeypatch.setattr(module, "END_SECONDS", SECONDS)
     seen = tmp_path / "seen"
     sshd = sshds(f"ForceCommand tee -a {seen} | sh")
     for seconds in (3.0, 30.0):

@@ -110,8 +110,11 @@ def test_a_host_that_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds
     home.configure(*(block(name, None, f"Port {port}", jump) for name, port in ports.items()))
     refused = refusal(access(home), Target("refused"))
     assert f"127.0.0.1 cannot connect to 127.0.0.1 port {closed}: Connect" in str(refused)
-    late = refusal(access(home), Target("silent"), 2.0)
-    assert f"127.0.0.1 port {silent} through 127.0.0.1 within 2 s" in str(late)
+    for seconds in (2.0, 60.0):  # with more time if this machine was too busy for the login at the hop
+        late = refusal(access(home), Target("silent"), seconds)
+        if f"port {silent}" in str(late):
+            break
+    assert f"127.0.0.1 port {silent} through 127.0.0.1 within {seconds:g} s" in str(late)
     assert refused.code == late.code == 125
     wait_for(lambda: not gate.children(), "the end of its connections")
 

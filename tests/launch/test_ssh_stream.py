@@ -214,11 +214,14 @@ class Script:
 
     def __init__(self, *pieces: bytes, ends: bool = True, reads: bool = False, err: tuple[str, ...] = ()):
         self.pieces, self.ends, self.reads, self.err, self.closed = list(pieces), ends, reads, list(err), False
-        self.timeouts, self.given, self.written = [], b"", b""
+        self.timeouts, self.given, self.written, self.over = [], b"", b"", False
 
     @property
     def exit_code(self) -> int | None:
-        return 3 if self.closed else None
+        return 3 if self.closed and self.over else None
+
+    def wait_for_end(self, until: float) -> None:
+        self.over = True
 
     def read(self, timeout: float) -> bytes:
         self.timeouts.append(timeout)

@@ -135,7 +135,7 @@ def test_what_is_still_connecting_ends_with_the_job(tmp_path, begun):
 
 def test_a_server_that_stays_busy_and_an_ssh_that_reads_nothing_are_given_up_in_time(tmp_path):
     error = refused(tmp_path, RESET, seconds=0.5)
-    assert "raise MaxStartups in its sshd_config" in str(error) or "no answer from n1 within 0.5 s" in str(error)
+    assert "raise MaxStartups in its sshd_config" in str(error) or "within 0.5 s" in str(error)
     assert error.code == 125
     began = time.monotonic()
     with pytest.raises(LaunchError, match=r"^h1 \(hosts:3\): .* within 0\.3 s") as caught:

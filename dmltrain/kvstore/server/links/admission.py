@@ -12,7 +12,7 @@ from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.outbox import Outbox
 
-REPLACE_SECONDS = 10.0  # for the view without the worker whose place a caller takes
+REPLACE_SECONDS = 10.0  # for the view without the worker whose place a caller takes; without it, it is the same worker
 
 
 class Admission:
@@ -21,6 +21,9 @@ class Admission:
     The link of a replacement waits for a view that has this worker; then it becomes the link of this rank. The lost
     process may only be frozen, and go on later. It can do no harm: its link was cut, its frames are of older views, and
     the values that it read are released already.
+
+    If a caller's time for the handshake ends just before ACCEPT arrives, it gives its link up before its first frame,
+    and connects again. In a view this may also be a replacement: then the view without the lost worker comes soon.
     """
 
     def __init__(self, environment: Environment, shared: SharedCore, answers: Answers) -> None:
@@ -43,6 +46,8 @@ class Admission:
             if shared.view and 0 <= number < workers:  # the scheduler has let it join: its view may come a little later
                 shared.changed.wait_for(lambda: shared.over or self._place(number) is not None, REPLACE_SECONDS)
             place = self._place(number)
+            if place is None and self._given_up(number):
+                place = self._answers.outboxes
             if place is None:
                 return None
             if place is self._answers.outboxes:
@@ -66,11 +71,16 @@ class Admission:
         if known and before is None:
             return answers.outboxes
         joins_later = self._environment.num_workers <= number < self._environment.ranks
-        if not self._shared.view and not joins_later:
-            given_up = before is not None and before in self._silent and before.link.has_ended
-            return answers.outboxes if known and given_up else None
+        if self._given_up(number) or not (self._shared.view or joins_later):
+            return None
         free = before is None or before.link.has_ended
         return answers.joining if free and 0 <= number < self._environment.ranks else None
+
+    def _given_up(self, number: int) -> bool:
+        """Whether the link of this worker or relay has ended before its first frame."""
+        before = self._answers.outboxes.get(number)
+        known = self._shared.core.workers.takes(number)
+        return known and before is not None and before in self._silent and before.link.has_ended
 
     def heard(self, outbox: Outbox) -> None:
         """A frame has come by the link of this queue."""
@@ -79,17 +89,17 @@ class Admission:
 
     def ended(self, worker: int, outbox: Outbox) -> bool:
         """A link has ended, and its replies are released. Returns whether that is no loss: its worker was removed, or
-        the caller gave it up before its first frame. (That happens if the caller's time for the handshake ends just
-        before ACCEPT arrives. The caller then connects again, or reports why it cannot.)"""
+        the caller gave it up before its first frame. (It connects again, or reports why it cannot.)"""
         shared, answers = self._shared, self._answers
         with shared.changed:
             shared.changed.notify_all()
             shared.changed.wait_for(lambda: shared.over or answers.joining.get(worker) is not outbox)
-            current, silent = answers.outboxes.get(worker), outbox in self._silent
+            current, silent = answers.outboxes.get(worker) is outbox, outbox in self._silent
+            if current and silent and shared.view:
+                return True  # `admit` asks who comes in its place
             self._silent.discard(outbox)
-            if current is outbox and silent and not shared.view:
+            if current and silent:
                 del answers.outboxes[worker]
-                return True
-            if current is outbox:
+            elif current:
                 answers.release_all(worker)
-            return current is not outbox
+            return silent or not current

@@ -33,6 +33,9 @@ class Starting(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
+    def wait_for_end(self, until: float) -> None:
+        """Until the remote command has ended, after the end of its output; at most until then."""
+
     def end_input(self) -> None:
         """What runs there finds the end of its input; if that is not known to have started, end the channel."""
 
@@ -78,6 +81,8 @@ def _await(mark: bytes, channel: Starting, until: float, data: bytes = b"") -> b
     """`data` and what follows, up to `mark` or a little more. NoAgent closes the channel, TimeoutError does not."""
     while mark not in data:
         more = channel.read(max(0.01, until - time.monotonic()))
+        if not more:
+            channel.wait_for_end(until)
         if not more or len(data) > NOISE_BYTES:
             how, out = channel.close(), data.replace(READY, b"").decode(errors="replace").strip()
             raise NoAgent(how, channel.exit_code, out, channel.stderr_lines())

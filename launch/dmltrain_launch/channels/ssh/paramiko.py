@@ -86,6 +86,9 @@ class ParamikoChannel:
         finally:
             self._lock.release()
 
+    def wait_for_end(self, until: float) -> None:
+        self._channel.status_event.wait(max(0.0, until - time.monotonic()))
+
     def end_input(self) -> None:
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self._channel.shutdown_write()

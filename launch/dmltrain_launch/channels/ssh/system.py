@@ -126,6 +126,10 @@ class SystemChannel(ProcessChannel):
         finally:
             ssh.starting.discard(self)
 
+    def wait_for_end(self, until: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(max(0.0, until - time.monotonic()))
+
     def end_input(self) -> None:
         unread = struct.unpack("i", fcntl.ioctl(self._to, termios.FIONREAD, bytes(4)))[0] if self._to != ENDED else 0
         if unread:
