@@ -86,7 +86,7 @@ def alone():
 @pytest.mark.parametrize("kind, line", KERNELS)
 def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, alone, monkeypatch):
     monkeypatch.setattr(layout, "BUCKET_BYTES", 1 << 14)
-    monkeypatch.setattr(leaving, "ENCODED_TOGETHER", TOGETHER if "gc-type" in line and "none" not in line else 1 << 30)
+    monkeypatch.setattr(leaving, "TOGETHER", TOGETHER if "gc-type" in line and "none" not in line else 1 << 30)
     ((found, sent, begun, sizes, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line))
     encoded = codec.make({"type": parse(["--kv-store", kind, *line.split()]).gc_type})
     assert {what: found[what] - alone[what] for what in COUNTED} == {
@@ -153,7 +153,7 @@ def of_a_script(store, compression):
 @pytest.mark.parametrize("compression", ["none", "int8"])
 def test_a_scripts_backward_waits_for_no_copy_before_its_end(compression, monkeypatch):
     monkeypatch.setattr(layout, "BUCKET_BYTES", 4 * LAYER)
-    monkeypatch.setattr(leaving, "ENCODED_TOGETHER", 1 << 30 if compression == "none" else 4 * LAYER)
+    monkeypatch.setattr(leaving, "TOGETHER", 1 << 30 if compression == "none" else 4 * LAYER)
     ((found, sent),) = in_a_job("dist_sync", 1, lambda store: of_a_script(store, compression))
     encoded = codec.make({"type": compression})
     kernels = found.pop("kernels") - LAYERS - LAYERS * ENCODING[compression] // 3

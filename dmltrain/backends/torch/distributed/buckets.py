@@ -14,16 +14,21 @@ from dmltrain.backends.torch import copies
 from dmltrain.backends.torch.distributed.flat import (
     FlatWeights,
     Places,
-    PushedMemory,
     Results,
-    begin_copies,
     copy_all,
+)
+from dmltrain.backends.torch.pinned import (
+    Arrival,
+    ArrivingMemory,
+    PushedMemory,
+    arrive,
+    begin_copies,
     encoded_memory,
     pinned,
 )
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.base import READ, Handle, KVStore
 from dmltrain.kvstore.encoded import Encoded, Encoding
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
@@ -56,6 +61,8 @@ class Bucket:
     views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
     unused: torch.Event | None = None  # after it nothing that computes before the next step uses the gradients
     host: PushedMemory = field(init=False)
+    arriving: ArrivingMemory | None = None  # of a GPU: results come there
+    encodings: Sequence[Encoding] = ()  # of a GPU that encodes
     _results: Results = field(init=False)
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
@@ -69,18 +76,24 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
+    def lay_out(self, memory: Array, keep: bool = False) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
         memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
-        pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients, and copies the bytes to where these
-        say."""
+        pinned memory."""
         host = pinned(memory) if self.on_gpu else torch.from_numpy(memory)
-        arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
-        self.host = encoded_memory(encodings, self.device) if encodings else PushedMemory([host])
-        self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
-        self.views = self.places.cut(self.gradients)
-        self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
+        if self.on_gpu:
+            self.arriving = ArrivingMemory(torch.empty_like(host, pin_memory=True) if keep else host)
+        self._place(PushedMemory([host]), torch.zeros_like(host, device=self.device) if self.on_gpu else host)
+
+    def lay_out_encoded(self, encodings: Sequence[Encoding]) -> None:
+        """The GPU encodes the gradients and decodes the results. `encodings`: see KVStore."""
+        self.arriving, self.encodings = ArrivingMemory(None, encodings), encodings
+        self._place(encoded_memory(encodings, self.device), torch.zeros(self.elements, device=self.device))
+
+    def _place(self, host: PushedMemory, gradients: torch.Tensor) -> None:
+        self.host, self.gradients = host, gradients
+        self.views, self._results = self.places.cut(gradients), Results(self.places)
 
     @property
     def ready(self) -> bool:
@@ -187,16 +200,24 @@ class Bucket:
         self._version = self.gradients._version  # for `check_unchanged`
         return self.on_gpu
 
-    def host_gradients(self) -> Array | Encoded:
-        """The flat gradients in host memory, which does not change until the key's next pull returns. Encoded only
-        where `lay_out` got encodings."""
-        if not self.host.has_begun and self.freeze():
-            copy_to_host([self])
-        return self.host.complete()
+    def host_gradients(self, factors: Sequence[float] = ()) -> Array | Encoded:
+        """The flat gradients, times these factors, in host memory, which does not change until the key's next pull
+        returns. Encoded only after `lay_out_encoded`."""
+        for encoder in self.host.encoders if factors else ():
+            encoder.take_back()  # of a copy without factors
+        if (factors or not self.host.has_begun) and self.freeze():
+            copy_to_host([self], factors)
+            return self.host.complete()
+        gradients = self.host.complete()
+        for factor in factors:
+            assert not isinstance(gradients, Encoded)
+            gradients = gradients * gradients.dtype.type(factor)
+        return gradients
 
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
-        return store.pushpull(self.name, self.host_gradients(), self._results.out, self.priority, wait=False)
+        out = self.arriving.out if self.arriving else READ
+        return store.pushpull(self.name, self.host_gradients(), out, self.priority, wait=False)
 
     def factor_to_mean(self, store: KVStore) -> float:
         """What `send` pulls, times this, is the mean."""
@@ -223,14 +244,22 @@ class Bucket:
 
     def receive(self, handle: Handle, factor: float) -> None:
         """Set the bucket's memory to what `send` has pulled, times `factor`."""
-        self._results.take(self.gradients, handle, factor, self.unused)
+        if self.on_gpu:
+            arrive([self.arrival(factor)])
+        else:
+            self._results.take(self.gradients, handle, factor)
+
+    def arrival(self, factor: float) -> Arrival:
+        """On a GPU: that of the result of `send`, times `factor`."""
+        assert self.arriving is not None
+        return Arrival(self.arriving, self.gradients, factor, self.unused)
 
     def result(self, handle: Handle, factor: float) -> list[torch.Tensor]:
         """What `send` has pulled, times `factor`, for each parameter. Read-only, and valid until the next `send`."""
-        views = self._results.views(handle, factor)
-        if views is None:
-            self.take_result(handle, factor)
-        return self.views if views is None else views
+        if factor == 1.0 and not self.on_gpu:
+            return self._results.views(handle)
+        self.take_result(handle, factor)
+        return self.views
 
     def result_in_place(
         self, handle: Handle, factor: float, copied: bool = False
@@ -244,10 +273,10 @@ class Bucket:
         return with_gradients(self.parameters, self.views)
 
 
-def copy_to_host(buckets: Sequence[Bucket]) -> None:
-    """Begin to copy the gradients of these buckets, all on one GPU, to the host."""
+def copy_to_host(buckets: Sequence[Bucket], factors: Sequence[float] = ()) -> None:
+    """Begin to copy the gradients of these buckets, all on one GPU, times these factors, to the host."""
     if buckets:
-        begin_copies(buckets[0].device, [(bucket.host, bucket.gradients) for bucket in buckets])
+        begin_copies(buckets[0].device, [(bucket.host, bucket.gradients) for bucket in buckets], factors)
 
 
 def note_last_use(buckets: Sequence[Bucket]) -> None:

@@ -13,7 +13,7 @@ if the weight is a FactoredBucket's. Its backward keeps D and X, and computes no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,11 +23,10 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket, with_gradients
-from dmltrain.backends.torch.distributed.flat import PushedMemory
+from dmltrain.backends.torch.pinned import PushedMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
-from dmltrain.kvstore.encoded import Encoding
 
 
 class FactoredBucket(Bucket):
@@ -46,7 +45,7 @@ class FactoredBucket(Bucket):
         self._filled = 0  # rows of them
         self._new: list[tuple[int, list[torch.Tensor]]] = []  # factors of a backward (its number) that has not ended
 
-    def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
+    def lay_out(self, memory: Array, keep: bool = False) -> None:
         raise NotImplementedError("gradients are computed here, not received")
 
     def prepare(self, store: KVStore) -> None:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.encoded import AsSent
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
 from dmltrain.kvstore.waiting import Trip
-from dmltrain.kvstore.worker.links.worker_slice import Destination, Traffic, as_bytes, moment, scatter, to_fill
+from dmltrain.kvstore.worker.links.worker_slice import (
+    Destination,
+    Parts,
+    Traffic,
+    WorkerSlice,
+    as_bytes,
+    moment,
+    scatter,
+    to_fill,
+)
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
 
 
 @dataclass(eq=False)
@@ -88,32 +102,38 @@ class Landing:
         )
 
     def _receive(self, header: Header, destination: Destination) -> None:
-        coded = header.dtype != destination.slice.value_type
-        if header.flags & Flag.SHARED:
-            self._copy_shared(header, destination, coded)
-        elif coded:
-            self._receive_coded(destination)
-        elif header.length:
-            self.link.read_parts(to_fill(destination.target))
-
-    def _copy_shared(self, header: Header, destination: Destination, coded: bool) -> None:
-        data, since = self._shared(header), time.perf_counter()
-        if coded:
-            assert destination.slice.result_codec is not None and isinstance(destination.target, np.ndarray)
-            destination.slice.result_codec.decode(data, destination.target)
+        slice_, target = destination.slice, destination.target
+        codec = slice_.result_codec if header.dtype != slice_.value_type else None
+        if isinstance(target, AsSent):
+            self._take(header, target.memory[: header.length], np.dtype(np.uint8), None)
+            target.codec = codec
+            if codec:
+                codec.check_sent(target.memory[: header.length], slice_.range.length)
+        elif codec and not header.flags & Flag.SHARED:
+            self._receive_coded(slice_, target, codec)
         else:
-            scatter(data.view(destination.slice.dtype), destination.target)
+            self._take(header, target, slice_.dtype, codec)
+
+    def _take(self, header: Header, target: Array | Parts, dtype: np.dtype[Any], codec: Codec | None) -> None:
+        """Copy a value of this type to its target, or decode it from shared memory."""
+        if not header.flags & Flag.SHARED:
+            return self.link.read_parts(to_fill(target)) if header.length else None
+        data, since = self._shared(header), time.perf_counter()
+        if codec:
+            assert isinstance(target, np.ndarray)
+            codec.decode(data, target)
+        else:
+            scatter(data.view(dtype), target)
         self.traffic.landed += time.perf_counter() - since
         self.release(header.key, header.slice, header.offset)
 
-    def _receive_coded(self, destination: Destination) -> None:
-        slice_ = destination.slice
-        assert slice_.result_codec is not None and isinstance(destination.target, np.ndarray)
+    def _receive_coded(self, slice_: WorkerSlice, target: Array | Parts, codec: Codec) -> None:
+        assert isinstance(target, np.ndarray)
         if slice_.receiving is None:
-            slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
+            slice_.receiving = np.empty(codec.nbytes(slice_.range.length), np.uint8)
         self.link.read_into(as_bytes(slice_.receiving))
         since = time.perf_counter()
-        slice_.result_codec.decode(slice_.receiving, destination.target)
+        codec.decode(slice_.receiving, target)
         self.traffic.landed += time.perf_counter() - since
 
     def _shared(self, header: Header) -> Array:
