@@ -101,8 +101,8 @@ def encode(encoders: Sequence[SliceEncoder], slices: Sequence[torch.Tensor]) -> 
 def decode(
     codec: codecs.Codec, data: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], factor: float = 1.0
 ) -> None:
-    """Set the targets (length,) to the values of `data`, times `factor`: of each slice its bytes, in memory of their own on
-    the same device."""
+    """Set the targets (length,) to the values of `data`, times `factor`: of each slice its bytes, in memory of its own
+    on the same device."""
     joined = Joined([len(target) for target in targets], data[0].device)
     TABLE[type(codec)].decode(codec, joined, data)
     if factor != 1.0:
@@ -141,11 +141,11 @@ class Joined:
         parts = zip(data, self.sizes, ends, strict=True)
         return torch.cat([part[end - 4 * size : end].view(torch.float32) for part, size, end in parts])[:, None]
 
-    def unpacked(self, data: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
-        """The bytes of the slices, of which the table has four values each, as (groups, GROUP)."""
+    def packed(self, data: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The bytes of the slices, each of four elements, as int32 (bytes,)."""
         packed = torch.zeros(self.values.numel() // 4, dtype=torch.int32, device=self.device)
         torch._foreach_copy_(self.cut(packed, per_byte=4), list(data))
-        return table.view(-1, 4).index_select(0, packed).view(-1, GROUP)
+        return packed
 
     @cached_property
     def counts(self) -> torch.Tensor:
@@ -245,17 +245,19 @@ def _from_int8(_: int8.Int8, joined: Joined, data: Sequence[torch.Tensor]) -> No
 
 def _from_four_levels(_: four_levels.FourLevels, joined: Joined, data: Sequence[torch.Tensor]) -> None:
     low, high = joined.levels(data, 0), joined.levels(data, 1)
-    packed = [part[8 * size :] for part, size in zip(data, joined.sizes, strict=True)]
-    signs, steps = (joined.unpacked(packed, _table(_of_bytes, joined.device, name)) for name in ("low", "step"))
+    packed = joined.packed([part[8 * size :] for part, size in zip(data, joined.sizes, strict=True)])
+    tables = (_table(_of_bytes, joined.device, name) for name in ("low", "step"))
+    signs, steps = (table.index_select(0, packed).view(-1, GROUP) for table in tables)
     joined.values = signs.mul_(low).add_(steps.mul_(high - low)).view(-1)
 
 
 def _of_bytes(name: str) -> Array:
-    return four_levels.tables()[name].view(np.float32)
+    return four_levels.tables()[name].view(np.float32).reshape(-1, 4)
 
 
 def _from_two_bits(codec: two_bits.TwoBits, joined: Joined, data: Sequence[torch.Tensor]) -> None:
-    joined.values = joined.unpacked(data, _table(two_bits.fours, joined.device, codec.threshold)).view(-1)
+    table = _table(two_bits.fours, joined.device, codec.threshold).view(-1, 4)
+    joined.values = table.index_select(0, joined.packed(data)).view(-1)
 
 
 def _from_topk(_: topk.TopK, joined: Joined, data: Sequence[torch.Tensor]) -> None:
