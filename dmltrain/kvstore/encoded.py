@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.codec import Codec
@@ -49,9 +49,10 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """An encoded gradient to push: the bytes of each slice, uint8, in the order of `KVStore.encodings`."""
+    """In place of an array to push or to pull into: of each slice, in the order of `KVStore.encodings`, the bytes to
+    push, uint8, or an AsSent."""
 
-    parts: Sequence[Array]
+    parts: Sequence[Any]
 
 
 @dataclass(eq=False)
@@ -61,11 +62,3 @@ class AsSent:
 
     memory: Array
     codec: Codec | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Undecoded:
-    """In place of an array that a key is pulled into: the caller decodes its slices, in the order of
-    `KVStore.encodings`."""
-
-    parts: Sequence[AsSent]

@@ -25,6 +25,7 @@ from dmltrain.kvstore.encoded import Encoding
 
 GROUP = 512  # elements, of int8 and 2bit
 Bits = list[list[torch.Tensor]]  # of each slice, in one or more parts: contiguous, and of any type
+Data = Sequence[torch.Tensor]  # the bytes of each slice, uint8
 
 
 class SliceEncoder:
@@ -88,7 +89,7 @@ def encode(encoders: Sequence[SliceEncoder], slices: Sequence[torch.Tensor]) -> 
         torch._foreach_add_(totals, list(slices))
     else:
         torch._foreach_copy_(totals, list(slices))
-    bits, sent = TABLE[type(codec)].encode(codec, joined)
+    bits, sent = TABLE[type(codec)][0](codec, joined)
     if codec.needs_residual:
         rest = joined.values if sent is None else joined.values.sub_(sent)
         rest.nan_to_num_(0.0, 0.0, 0.0)
@@ -98,13 +99,10 @@ def encode(encoders: Sequence[SliceEncoder], slices: Sequence[torch.Tensor]) -> 
     return list(torch.split(whole, [sum(map(len, parts)) for parts in flat]))
 
 
-def decode(
-    codec: codecs.Codec, data: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], factor: float = 1.0
-) -> None:
-    """Set the targets (length,) to the values of `data`, times `factor`: of each slice its bytes, in memory of its own
-    on the same device."""
+def decode(codec: codecs.Codec, data: Data, targets: Sequence[torch.Tensor], factor: float = 1.0) -> None:
+    """Set the targets (length,) to the values of `data`, on the same device, times `factor`."""
     joined = Joined([len(target) for target in targets], data[0].device)
-    TABLE[type(codec)].decode(codec, joined, data)
+    TABLE[type(codec)][1](codec, joined, data)
     if factor != 1.0:
         joined.values.mul_(factor)
     torch._foreach_copy_(list(targets), joined.cut(joined.values))
@@ -135,13 +133,13 @@ class Joined:
         """The parts of the slices in `values` (groups,)."""
         return torch.split(values, self.sizes)
 
-    def levels(self, data: Sequence[torch.Tensor], place: int) -> torch.Tensor:
+    def levels(self, data: Data, place: int) -> torch.Tensor:
         """The float32 of each group, (groups, 1), of which `data` has those of its slice at this place."""
         ends = [4 * size * (place + 1) for size in self.sizes]
         parts = zip(data, self.sizes, ends, strict=True)
         return torch.cat([part[end - 4 * size : end].view(torch.float32) for part, size, end in parts])[:, None]
 
-    def packed(self, data: Sequence[torch.Tensor]) -> torch.Tensor:
+    def packed(self, data: Data) -> torch.Tensor:
         """The bytes of the slices, each of four elements, as int32 (bytes,)."""
         packed = torch.zeros(self.values.numel() // 4, dtype=torch.int32, device=self.device)
         torch._foreach_copy_(self.cut(packed, per_byte=4), list(data))
@@ -227,23 +225,23 @@ def _largest(total: torch.Tensor, count: int) -> list[torch.Tensor]:
 # Each of the next functions sets the values of `joined` to those of `data`, the bytes of each slice.
 
 
-def _from_bf16(_: BFloat16, joined: Joined, data: Sequence[torch.Tensor]) -> None:
+def _from_bf16(_: BFloat16, joined: Joined, data: Data) -> None:
     torch._foreach_copy_(joined.cut(joined.values), [part.view(torch.bfloat16) for part in data])
 
 
-def _from_fp16(_: Float16, joined: Joined, data: Sequence[torch.Tensor]) -> None:
+def _from_fp16(_: Float16, joined: Joined, data: Data) -> None:
     numbers = joined.values.view(torch.int32)
     torch._foreach_copy_(joined.cut(numbers), [part.view(torch.int16) for part in data])
     joined.values = _table(all_halves, joined.device).index_select(0, numbers.bitwise_and_(0xFFFF))
 
 
-def _from_int8(_: int8.Int8, joined: Joined, data: Sequence[torch.Tensor]) -> None:
+def _from_int8(_: int8.Int8, joined: Joined, data: Data) -> None:
     multiples = [part[4 * size :].view(torch.int8) for part, size in zip(data, joined.sizes, strict=True)]
     torch._foreach_copy_(joined.cut(joined.values), multiples)
     joined.groups.mul_(joined.levels(data, 0))
 
 
-def _from_four_levels(_: four_levels.FourLevels, joined: Joined, data: Sequence[torch.Tensor]) -> None:
+def _from_four_levels(_: four_levels.FourLevels, joined: Joined, data: Data) -> None:
     low, high = joined.levels(data, 0), joined.levels(data, 1)
     packed = joined.packed([part[8 * size :] for part, size in zip(data, joined.sizes, strict=True)])
     tables = (_table(_of_bytes, joined.device, name) for name in ("low", "step"))
@@ -255,31 +253,27 @@ def _of_bytes(name: str) -> Array:
     return four_levels.tables()[name].view(np.float32).reshape(-1, 4)
 
 
-def _from_two_bits(codec: two_bits.TwoBits, joined: Joined, data: Sequence[torch.Tensor]) -> None:
+def _from_two_bits(codec: two_bits.TwoBits, joined: Joined, data: Data) -> None:
     table = _table(two_bits.fours, joined.device, codec.threshold).view(-1, 4)
     joined.values = table.index_select(0, joined.packed(data)).view(-1)
 
 
-def _from_topk(_: topk.TopK, joined: Joined, data: Sequence[torch.Tensor]) -> None:
+def _from_topk(_: topk.TopK, joined: Joined, data: Data) -> None:
     """Each slice has kernels of its own."""
     for values, part in zip(joined.cut(joined.values), data, strict=True):
         half = len(part) // 2
         values.scatter_(0, part[:half].view(torch.int32).long(), part[half:].view(torch.float32))
 
 
-@dataclass(frozen=True)
-class Row:
-    encode: Callable[[Any, Joined], tuple[Bits, torch.Tensor | None]]
-    decode: Callable[[Any, Joined, Sequence[torch.Tensor]], None]
-
-
-TABLE: dict[type[codecs.Codec], Row] = {
-    BFloat16: Row(_bf16, _from_bf16),
-    Float16: Row(_fp16, _from_fp16),
-    int8.Int8: Row(_int8, _from_int8),
-    four_levels.FourLevels: Row(_four_levels, _from_four_levels),
-    two_bits.TwoBits: Row(_two_bits, _from_two_bits),
-    topk.TopK: Row(_topk, _from_topk),
+Encode = Callable[[Any, Joined], tuple[Bits, torch.Tensor | None]]
+Decode = Callable[[Any, Joined, Data], None]
+TABLE: dict[type[codecs.Codec], tuple[Encode, Decode]] = {
+    BFloat16: (_bf16, _from_bf16),
+    Float16: (_fp16, _from_fp16),
+    int8.Int8: (_int8, _from_int8),
+    four_levels.FourLevels: (_four_levels, _from_four_levels),
+    two_bits.TwoBits: (_two_bits, _from_two_bits),
+    topk.TopK: (_topk, _from_topk),
 }
 
 

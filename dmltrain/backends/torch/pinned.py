@@ -13,22 +13,59 @@ import torch
 from dmltrain.backends.torch import copies, registered
 from dmltrain.backends.torch.codecs import SliceEncoder, decode, encode, encodes
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore.base import Key, KVStore
+from dmltrain.kvstore.base import READ, Key, KVStore
 from dmltrain.kvstore.codec import Codec
-from dmltrain.kvstore.encoded import AsSent, Encoded, Encoding, Undecoded
+from dmltrain.kvstore.encoded import AsSent, Encoded, Encoding
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class PushedMemory:
-    """The memory from which a bucket is pushed: on a CPU that of its gradients, for a GPU pinned. `encoders`: of a GPU
-    that encodes its gradients; then there is memory for each of their slices."""
+class ArrivingMemory:
+    """Where the values of a key arrive for a GPU: in `memory` (elements,), which is pinned, or with `encodings` each
+    slice as its server has sent it. `out`: for KVStore.pull."""
 
-    def __init__(self, memory: Sequence[torch.Tensor], encoders: Sequence[SliceEncoder] = ()) -> None:
-        self.memory, self.encoders = memory, encoders
-        arrays = [each.numpy() for each in memory]
-        self._pushed: Array | Encoded = Encoded(arrays) if encoders else arrays[0]
+    def __init__(self, memory: torch.Tensor | None, encodings: Sequence[Encoding] = ()) -> None:
+        self.is_encoded = memory is None
+        self._slices = [slice(each.start, each.start + each.length) for each in encodings] or [slice(None)]
+        sizes = [max(each.nbytes, 4 * each.length) for each in encodings]
+        pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
+        self._parts = [AsSent(each.view(torch.uint8).numpy()) for each in (pinned if memory is None else [memory])]
+        self.out: Any = Encoded(self._parts) if memory is None else memory.numpy()
+
+    def parts(self, target: torch.Tensor) -> Iterator[tuple[Codec | None, torch.Tensor, torch.Tensor]]:
+        """Of the values that have come: the codec of each part, its bytes, and its place in the target (elements,)."""
+        for elements, part in zip(self._slices, self._parts, strict=True):
+            place = target[elements]
+            size = part.codec.nbytes(len(place)) if part.codec else place.nbytes
+            yield part.codec, torch.from_numpy(part.memory[:size]), place
+
+
+class PushedMemory:
+    """The memory from which a bucket is pushed: on a CPU `memory`, of its gradients, for a GPU pinned, and where its
+    values arrive. With `encodings` the GPU encodes its gradients; then there is memory for each of their slices. With
+    `keep` values arrive elsewhere than where they are pushed from."""
+
+    def __init__(
+        self, memory: Array, device: torch.device, keep: bool = False, encodings: Sequence[Encoding] = ()
+    ) -> None:
+        own = [memory] if not encodings else [_memory_of(each) for each in encodings]
+        self.memory = list(map(torch.from_numpy if device.type == "cpu" else pinned, own))
+        self.encodings, self.encoders = encodings, [SliceEncoder(each, device) for each in encodings]
+        self.arriving: ArrivingMemory | None = None
+        if encodings:
+            self.arriving = ArrivingMemory(None, encodings)
+        elif device.type != "cpu":
+            self.arriving = ArrivingMemory(
+                torch.empty_like(self.memory[0], pin_memory=True) if keep else self.memory[0]
+            )
+        arrays = [each.numpy() for each in self.memory]
+        self._pushed: Array | Encoded = Encoded(arrays) if encodings else arrays[0]
         self._copied: torch.Event | None = None  # None: no copy has begun
+
+    @property
+    def out(self) -> Any:
+        """For KVStore.pull."""
+        return self.arriving.out if self.arriving else READ
 
     @property
     def has_begun(self) -> bool:
@@ -58,17 +95,14 @@ class PushedMemory:
             self._copied = None
 
 
+def _memory_of(encoding: Encoding) -> Array:
+    return np.empty(encoding.nbytes, np.uint8) if encoding.memory is None else encoding.memory
+
+
 def encodings(store: KVStore, key: Key) -> Sequence[Encoding]:
     """How a GPU encodes what it pushes of a key; empty if the host does, or if the key is not encoded."""
     found = store.encodings(key)
     return found if all(encodes(encoding.codec) for encoding in found) else ()
-
-
-def encoded_memory(encodings: Sequence[Encoding], device: torch.device) -> PushedMemory:
-    """For a GPU's gradients, which are encoded there."""
-    encoders = [SliceEncoder(encoding, device) for encoding in encodings]
-    bare = [np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory for each in encodings]
-    return PushedMemory(list(map(pinned, bare)), encoders)
 
 
 def register(store: KVStore, memories: Sequence[Array], encodings: Sequence[Encoding] = ()) -> None:
@@ -107,33 +141,6 @@ def pinned(memory: Array) -> torch.Tensor:
     return here if here.is_pinned() else torch.empty_like(here, pin_memory=True)
 
 
-class ArrivingMemory:
-    """Where the values of a key arrive for a GPU: in `memory` (elements,), which is pinned, or with `encodings` each
-    slice as its server has sent it."""
-
-    def __init__(self, memory: torch.Tensor | None, encodings: Sequence[Encoding] = ()) -> None:
-        self._slices = [slice(each.start, each.start + each.length) for each in encodings]
-        sizes = [max(each.nbytes, 4 * each.length) for each in encodings]
-        self._parts = [AsSent(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()) for size in sizes]
-        self._memory = memory
-        self.out: Any = Undecoded(self._parts) if memory is None else memory.numpy()  # for KVStore.pull
-
-    @property
-    def is_encoded(self) -> bool:
-        return self._memory is None
-
-    def parts(self, target: torch.Tensor) -> Iterator[tuple[Codec | None, torch.Tensor, torch.Tensor]]:
-        """Of the values that have come: how each part is encoded, the part, and its place in the target (elements,)."""
-        if self._memory is not None:
-            yield None, self._memory, target
-        for elements, part in zip(self._slices, self._parts, strict=True):
-            place, memory = target[elements], torch.from_numpy(part.memory)
-            if part.codec is None:
-                yield None, memory[: 4 * len(place)].view(torch.float32), place
-            else:
-                yield part.codec, memory[: part.codec.nbytes(len(place))], place
-
-
 @dataclass(frozen=True, eq=False)
 class Arrival:
     """Values that have come, and their target (elements,) on a GPU, which gets them times `factor`. `free`: see
@@ -156,10 +163,9 @@ def _take(arrivals: Sequence[Arrival], device: torch.device) -> None:
     for each in arrivals:
         for codec, part, place in each.memory.parts(each.target):
             if codec:
-                part = part.to(device, non_blocking=True)
-                coded.setdefault((codec, each.factor), []).append((part, place))
+                coded.setdefault((codec, each.factor), []).append((part.to(device, non_blocking=True), place))
                 continue
-            place.copy_(part, non_blocking=True)
+            place.copy_(part.view(place.dtype), non_blocking=True)
             if each.factor != 1.0:
                 place.mul_(each.factor)
     for (codec, factor), pairs in coded.items():

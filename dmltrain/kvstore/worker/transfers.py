@@ -15,7 +15,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
-from dmltrain.kvstore.encoded import Encoded, Undecoded
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.transport import flat
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
@@ -221,7 +221,7 @@ class Transfers:
         first, asked = targets[item.positions[0]], self._began(item.keys[0])
         if first is READ:
             return self._expect_reading(item, ways, handle, clock)
-        if isinstance(first, Undecoded):  # encoded keys are in no flat key
+        if isinstance(first, Encoded):  # such keys are in no flat key
             for link, slice_ in ways:
                 link.expect(Destination(slice_, first.parts[slice_.range.index], handle, asked=asked), clock)
             return

@@ -11,24 +11,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.distributed.flat import (
-    FlatWeights,
-    Places,
-    Results,
-    copy_all,
-)
-from dmltrain.backends.torch.pinned import (
-    Arrival,
-    ArrivingMemory,
-    PushedMemory,
-    arrive,
-    begin_copies,
-    encoded_memory,
-    pinned,
-)
+from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, Results, copy_all
+from dmltrain.backends.torch.pinned import Arrival, PushedMemory, arrive, begin_copies
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.base import READ, Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 from dmltrain.kvstore.encoded import Encoded, Encoding
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
@@ -61,8 +48,6 @@ class Bucket:
     views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
     unused: torch.Event | None = None  # after it nothing that computes before the next step uses the gradients
     host: PushedMemory = field(init=False)
-    arriving: ArrivingMemory | None = None  # of a GPU: results come there
-    encodings: Sequence[Encoding] = ()  # of a GPU that encodes
     _results: Results = field(init=False)
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
@@ -76,24 +61,16 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def lay_out(self, memory: Array, keep: bool = False) -> None:
+    def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
         memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
-        pinned memory."""
-        host = pinned(memory) if self.on_gpu else torch.from_numpy(memory)
-        if self.on_gpu:
-            self.arriving = ArrivingMemory(torch.empty_like(host, pin_memory=True) if keep else host)
-        self._place(PushedMemory([host]), torch.zeros_like(host, device=self.device) if self.on_gpu else host)
-
-    def lay_out_encoded(self, encodings: Sequence[Encoding]) -> None:
-        """The GPU encodes the gradients and decodes the results. `encodings`: see KVStore."""
-        self.arriving, self.encodings = ArrivingMemory(None, encodings), encodings
-        self._place(encoded_memory(encodings, self.device), torch.zeros(self.elements, device=self.device))
-
-    def _place(self, host: PushedMemory, gradients: torch.Tensor) -> None:
-        self.host, self.gradients = host, gradients
-        self.views, self._results = self.places.cut(gradients), Results(self.places)
+        pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients and decodes its results, and nothing
+        is in `memory`."""
+        self.host = PushedMemory(memory, self.device, keep, encodings)
+        own = torch.from_numpy(memory)
+        self.gradients = torch.zeros(self.elements, dtype=own.dtype, device=self.device) if self.on_gpu else own
+        self.views, self._results = self.places.cut(self.gradients), Results(self.places)
 
     @property
     def ready(self) -> bool:
@@ -202,7 +179,8 @@ class Bucket:
 
     def host_gradients(self, factors: Sequence[float] = ()) -> Array | Encoded:
         """The flat gradients, times these factors, in host memory, which does not change until the key's next pull
-        returns. Encoded only after `lay_out_encoded`."""
+        returns. Encoded only
+        where `lay_out` got encodings."""
         for encoder in self.host.encoders if factors else ():
             encoder.take_back()  # of a copy without factors
         if (factors or not self.host.has_begun) and self.freeze():
@@ -216,8 +194,7 @@ class Bucket:
 
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
-        out = self.arriving.out if self.arriving else READ
-        return store.pushpull(self.name, self.host_gradients(), out, self.priority, wait=False)
+        return store.pushpull(self.name, self.host_gradients(), self.host.out, self.priority, wait=False)
 
     def factor_to_mean(self, store: KVStore) -> float:
         """What `send` pulls, times this, is the mean."""
@@ -245,14 +222,9 @@ class Bucket:
     def receive(self, handle: Handle, factor: float) -> None:
         """Set the bucket's memory to what `send` has pulled, times `factor`."""
         if self.on_gpu:
-            arrive([self.arrival(factor)])
+            arrive([arrival(self, factor)])
         else:
             self._results.take(self.gradients, handle, factor)
-
-    def arrival(self, factor: float) -> Arrival:
-        """On a GPU: that of the result of `send`, times `factor`."""
-        assert self.arriving is not None
-        return Arrival(self.arriving, self.gradients, factor, self.unused)
 
     def result(self, handle: Handle, factor: float) -> list[torch.Tensor]:
         """What `send` has pulled, times `factor`, for each parameter. Read-only, and valid until the next `send`."""
@@ -271,6 +243,12 @@ class Bucket:
             return with_gradients(self.parameters, self.result(handle, factor))
         self.receive(handle, factor)
         return with_gradients(self.parameters, self.views)
+
+
+def arrival(bucket: Bucket, factor: float) -> Arrival:
+    """On a GPU: that of the result of `send`, times `factor`."""
+    assert bucket.host.arriving is not None
+    return Arrival(bucket.host.arriving, bucket.gradients, factor, bucket.unused)
 
 
 def copy_to_host(buckets: Sequence[Bucket], factors: Sequence[float] = ()) -> None:

@@ -13,7 +13,7 @@ if the weight is a FactoredBucket's. Its backward keeps D and X, and computes no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +27,7 @@ from dmltrain.backends.torch.pinned import PushedMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+from dmltrain.kvstore.encoded import Encoding
 
 
 class FactoredBucket(Bucket):
@@ -45,7 +46,7 @@ class FactoredBucket(Bucket):
         self._filled = 0  # rows of them
         self._new: list[tuple[int, list[torch.Tensor]]] = []  # factors of a backward (its number) that has not ended
 
-    def lay_out(self, memory: Array, keep: bool = False) -> None:
+    def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
         raise NotImplementedError("gradients are computed here, not received")
 
     def prepare(self, store: KVStore) -> None:
@@ -54,7 +55,7 @@ class FactoredBucket(Bucket):
         weights = self.weights.on_host()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
         self.weights.set(torch.from_numpy(weights))
-        self.host = PushedMemory([torch.empty(0, device="cpu")])  # nothing is copied to it
+        self.host = PushedMemory(np.empty(0), torch.device("cpu"))  # nothing is copied to it
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
         self.views = self.places.cut(self.gradients)
         (self._marker,) = self.places.cut(self.gradients)  # another tensor of the same memory

@@ -62,10 +62,7 @@ def lay_out(store: KVStore, buckets: Sequence[Bucket], keep: bool = False) -> No
     pushed = [memory for bucket, memory in memories.items() if bucket.on_gpu]
     pinned.register(store, pushed, [each for found in encodings.values() for each in found])
     for bucket in buckets:
-        if bucket in memories:
-            bucket.lay_out(memories[bucket], keep)
-        else:
-            bucket.lay_out_encoded(encodings[bucket])
+        bucket.lay_out(memories.get(bucket, np.empty(0, np.float32)), keep, encodings.get(bucket, ()))
 
 
 def make_buckets(

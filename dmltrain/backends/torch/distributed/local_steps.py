@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import Bucket, arrival
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
 from dmltrain.backends.torch.distributed.flat import copy_all
 from dmltrain.backends.torch.distributed.gradients.leaving import Arriving, Leaving
@@ -295,7 +295,7 @@ class OuterOptimizer:
         for bucket, handle in sent.items():
             handle.wait()
             if bucket.on_gpu:
-                arriving.add(bucket.arrival(1.0))
+                arriving.add(arrival(bucket, 1.0))
                 arrived.append(bucket)
             else:
                 bucket.receive(handle, factors[bucket])

@@ -84,7 +84,7 @@ class StepsOnServers(Exchange):
         """Make memory for pulled weights, and let the model wait for them."""
         for bucket in self.gradients.buckets:
             if self._early:
-                bucket.weights.adopt(bucket.encodings)
+                bucket.weights.adopt(bucket.host.encodings)
             else:
                 bucket.weights.pulled = bucket.weights.on_host()
         if not self._early:

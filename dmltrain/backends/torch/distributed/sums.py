@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket, note_last_use, with_gradients
+from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket, arrival, note_last_use, with_gradients
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
 from dmltrain.backends.torch.distributed.gradients.leaving import Arriving
@@ -95,10 +95,12 @@ class GradientSums(Exchange):
         factor = self._factors_to_mean[bucket] * self._factor
         if bucket.stepped:
             bucket.check_unchanged()
-        if bucket.arriving:
-            self._arriving.add(bucket.arrival(factor))
-        elif bucket.on_gpu or not bucket.stepped:
+        if bucket.host.arriving:
+            self._arriving.add(arrival(bucket, factor))
+        elif not bucket.stepped:
             bucket.take_result(handle, factor)
+        elif bucket.on_gpu:
+            bucket.receive(handle, factor)
         if bucket.on_gpu and bucket.stepped:
             self._arrived.append(bucket)
         if bucket.on_gpu or not bucket.stepped:

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dmltrain.backends.torch import pinned
-from dmltrain.backends.torch.pinned import Arrival, ArrivingMemory, PushedMemory, arrive, begin_copies, encoded_memory
+from dmltrain.backends.torch.pinned import Arrival, PushedMemory, arrive, begin_copies
 from dmltrain.backends.torch.process_group.group import Group
 from dmltrain.backends.torch.process_group.staging import StagedWork, on_host
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
@@ -34,13 +34,12 @@ _numbers = itertools.count()
 
 @dataclass
 class Bucket:
-    """Gradients that travel together. `key`: of the kvstore; "" as long as they have come once only. `pushed`,
-    `arriving`: of a GPU that encodes and decodes them."""
+    """Gradients that travel together. `key`: of the kvstore; "" as long as they have come once only. `host`:
+    of a GPU that encodes and decodes them."""
 
     parameters: list[Callable[[], Any]]  # weak references
     key: str = ""
-    pushed: PushedMemory | None = None
-    arriving: ArrivingMemory | None = None
+    host: PushedMemory | None = None
 
     def has(self, parameters: list[torch.Tensor]) -> bool:
         own = [parameter() for parameter in self.parameters]
@@ -93,10 +92,10 @@ class State:
         if not known.key:
             self._declare(known, sums, codec, buffer)
         land: Callable[[], Any]
-        if known.pushed and known.arriving:
-            begin_copies(buffer.device, [(known.pushed, buffer)])
-            start = functools.partial(sums.start_coded, known.key, buffer, known.pushed.complete(), known.arriving.out)
-            land = functools.partial(arrive, [Arrival(known.arriving, buffer, 1.0 / group.size())])
+        if known.host and known.host.arriving:
+            begin_copies(buffer.device, [(known.host, buffer)])
+            start = functools.partial(sums.start_coded, known.key, buffer, known.host.complete(), known.host.out)
+            land = functools.partial(arrive, [Arrival(known.host.arriving, buffer, 1.0 / group.size())])
         else:
             values = on_host(buffer).to(torch.float32)
             start = functools.partial(sums.start_coded, known.key, values, values.numpy(), values.numpy())
@@ -125,8 +124,7 @@ class State:
         store.init(key, np.zeros(size, np.float32), compression={"type": codec, **self._parameters})
         if not buffer.is_cpu and (encodings := pinned.encodings(store, key)):
             pinned.register(store, [], encodings)
-            bucket.pushed = encoded_memory(encodings, buffer.device)
-            bucket.arriving = ArrivingMemory(None, encodings)
+            bucket.host = PushedMemory(np.empty(0), buffer.device, encodings=encodings)
         if len(loaded):
             store.add_residual(key, loaded.numpy())
         self._keys.append(key)

@@ -102,39 +102,39 @@ class Landing:
         )
 
     def _receive(self, header: Header, destination: Destination) -> None:
-        slice_, target = destination.slice, destination.target
+        slice_, as_sent = destination.slice, destination.target
         codec = slice_.result_codec if header.dtype != slice_.value_type else None
-        if isinstance(target, AsSent):
-            self._take(header, target.memory[: header.length], np.dtype(np.uint8), None)
-            target.codec = codec
-            if codec:
-                codec.check_sent(target.memory[: header.length], slice_.range.length)
-        elif codec and not header.flags & Flag.SHARED:
-            self._receive_coded(slice_, target, codec)
-        else:
-            self._take(header, target, slice_.dtype, codec)
+        if not isinstance(as_sent, AsSent):
+            return self._take(header, slice_, as_sent, slice_.dtype, codec)
+        memory, as_sent.codec = as_sent.memory[: header.length], codec
+        self._take(header, slice_, memory, memory.dtype, None)
+        if codec:
+            codec.check_sent(memory, slice_.range.length)
 
-    def _take(self, header: Header, target: Array | Parts, dtype: np.dtype[Any], codec: Codec | None) -> None:
-        """Copy a value of this type to its target, or decode it from shared memory."""
-        if not header.flags & Flag.SHARED:
+    def _take(
+        self, header: Header, slice_: WorkerSlice, target: Array | Parts, dtype: np.dtype[Any], codec: Codec | None
+    ) -> None:
+        """Bring a value of this type to its target. `codec`: with which it is decoded there."""
+        is_shared = bool(header.flags & Flag.SHARED)
+        if not is_shared and not codec:
             return self.link.read_parts(to_fill(target)) if header.length else None
-        data, since = self._shared(header), time.perf_counter()
+        data = self._shared(header) if is_shared else self._received(slice_, header.length)
+        since = time.perf_counter()
         if codec:
             assert isinstance(target, np.ndarray)
             codec.decode(data, target)
         else:
             scatter(data.view(dtype), target)
         self.traffic.landed += time.perf_counter() - since
-        self.release(header.key, header.slice, header.offset)
+        if is_shared:
+            self.release(header.key, header.slice, header.offset)
 
-    def _receive_coded(self, slice_: WorkerSlice, target: Array | Parts, codec: Codec) -> None:
-        assert isinstance(target, np.ndarray)
+    def _received(self, slice_: WorkerSlice, size: int) -> Array:
+        """An encoded value, uint8."""
         if slice_.receiving is None:
-            slice_.receiving = np.empty(codec.nbytes(slice_.range.length), np.uint8)
+            slice_.receiving = np.empty(size, np.uint8)
         self.link.read_into(as_bytes(slice_.receiving))
-        since = time.perf_counter()
-        codec.decode(slice_.receiving, target)
-        self.traffic.landed += time.perf_counter() - since
+        return slice_.receiving
 
     def _shared(self, header: Header) -> Array:
         """A value in the server's memory, uint8."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import Bucket, arrival
 from dmltrain.backends.torch.distributed.gradients.leaving import Arriving
 from dmltrain.backends.torch.distributed.layout import check_trainable, lay_out, split, wire_type
 from dmltrain.kvstore.base import Handle, KVStore
@@ -103,7 +103,7 @@ class ParameterBuckets:
             left.remove(bucket)
             sent[bucket].wait()
             if bucket.on_gpu:
-                arriving.add(bucket.arrival(self._factor[bucket]))
+                arriving.add(arrival(bucket, self._factor[bucket]))
                 on_gpus.append(bucket)
             else:
                 yield bucket, bucket.result(sent[bucket], self._factor[bucket])
