@@ -43,12 +43,15 @@ def test_an_elastic_job_on_it_loses_a_worker(faults, steps, start_job, tmp_path)
     Jobs(start_job, forker(FAKE_CUDA), tmp_path).run(row)
 
 
+CODED_THERE = {"turn": 0, "coded": 2, "coded there": 2, "right": True, "kept": True, "same": True}
+
+
 @pytest.mark.parametrize(
     ("program", "words", "right"),
     [
         ("torch_backend.py", ["collectives", "MEETING"], {"wrong": []}),
         ("torch_backend.py", ["ddp", "MEETING"], {"same": True}),
-        ("torch_hooks.py", ["MEETING", "int8"], {"turn": 0, "coded": 2, "right": True, "kept": True, "same": True}),
+        ("torch_hooks.py", ["MEETING", "int8"], CODED_THERE),
     ],
 )
 def test_torch_distributed_has_the_results_of_gloo_on_the_cpu(start_forked, tmp_path, program, words, right):

@@ -8,14 +8,20 @@ import os
 import re
 import signal
 
+import numpy as np
 import pytest
 import torch
 
 from dmltrain import fit, score
 from dmltrain.backends.torch import codecs, devices, loss_scale, pinned
 from dmltrain.backends.torch.distributed import flat
+from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import codec
+from dmltrain.kvstore.worker import residual
+from dmltrain.kvstore.worker.links.sharding import Slice
+from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.options import parse
 from tests import image_records
 from tests.backends.trainers import MLP, SMALL, batch, torch_trainer
@@ -114,6 +120,7 @@ LINES = {  # of jobs whose results do not depend on times: kvstore -> workers, o
             "--factors auto",
         ),
         *(f"--gc-type {name}" for name in codec.TYPES if name != "none"),
+        "--gc-type bf16 --update-on-kvstore 1",
     ),
     "dist_async": (1, "", "--gc-type int8"),
     "dist_ssp": (1, "--staleness 1"),
@@ -287,6 +294,68 @@ def test_a_loss_scale_looks_at_all_gradients_at_once():
     assert counts[0] == counts[1] and len(gradients) > 2
     gradients[-1].view(-1)[0] = torch.inf
     assert loss_scale._overflowed(gradients)
+
+
+# -- rounds of an elastic job that are aborted -------------------------------------------------------------------------
+
+
+class Coded:
+    """One bucket in an elastic job: `here` the host encodes its slice, `there` the GPU. `op`: whose push comes next."""
+
+    def __init__(self, name):
+        self.op, self.kind, slices = 1, codec.make({"type": name}), []
+        for _ in range(2):
+            slices.append(WorkerSlice(Slice(0, 0, 0, SIZE, 0), np.dtype(np.float32), self.kind, None))
+            slices[-1].undo = slices[-1].residual and Undo(slices[-1].residual)
+        self.here, self.there = slices
+        weight = torch.nn.Parameter(torch.zeros(SIZE, device="cuda"))
+        self.bucket = Bucket("b", group=0, priority=0, parameters=[weight])
+        encoding = self.there.encoding(None, lambda: self.op)
+        self.bucket.lay_out(np.empty(0, np.float32), keep=True, encodings=[encoding])
+
+    def same(self, factors=()):
+        """Whether what is pushed now, and the residual after it, are the host's."""
+        gradients = self.bucket.gradients.cpu().numpy()
+        for factor in factors:
+            gradients = gradients * np.float32(factor)
+        expected = np.empty(self.kind.nbytes(SIZE), np.uint8)
+        self.here.encode(gradients, expected, self.op)
+        (found,) = self.bucket.host_gradients(factors).parts
+        return np.array_equal(found, expected) and self.residuals_are_same()
+
+    def residuals_are_same(self):
+        there, here = (each.residual and each.residual.read() for each in (self.there, self.here))
+        return here is None or np.array_equal(there, here)
+
+    def back_to(self, base):
+        for each in (self.here, self.there):
+            if each.undo:
+                each.undo.back_to(base)
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "topk"])
+def test_what_an_aborted_round_has_encoded_is_taken_back_on_the_gpu_too(name):
+    coded, chance = Coded(name), torch.Generator().manual_seed(0)
+    for coded.op in range(1, 6):
+        coded.bucket.begin()
+        coded.bucket.gradients.copy_(torch.randn(SIZE, generator=chance))
+        if coded.op % 2:  # encoded, perhaps not pushed, and aborted
+            coded.bucket.freeze()
+            copy_to_host([coded.bucket])
+            if coded.op == 3:
+                assert coded.same()
+            coded.back_to(coded.op - 1)
+            assert coded.residuals_are_same()
+        elif coded.op == 4:  # encoded before it is known what of it counts
+            copy_to_host([coded.bucket])
+        assert coded.same([1.5, 1 / 3] if coded.op > 2 else ())
+        coded.back_to(coded.op)
+    for each in (coded.here, coded.there):
+        if each.undo:
+            residual.add([each], np.ones(SIZE, np.float32))
+            assert each.residual.read().any()
+            each.undo.forget()
+    assert coded.residuals_are_same()
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class FlatWeights:
         with torch.no_grad():
             copy_all(self._parameters, self._places.cut(flat.to(self._parameters[0].device)))
 
-    def adopt(self, encodings: Sequence[Encoding]) -> None:
+    def adopt(self, encodings: Sequence[Encoding] = ()) -> None:
         """Move the parameters into flat memory, so that weights can be pulled in place. `encodings`: see KVStore."""
         device = self._parameters[0].device
         flat = torch.from_numpy(self.on_host())
