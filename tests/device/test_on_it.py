@@ -370,6 +370,7 @@ def test_an_average_that_is_begun_again_waits_for_copies_of_the_first_attempt():
         for _ in range(2):
             outer.compute_parts()
             copy_to_host([bucket])
+    bucket.host.complete()
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------
