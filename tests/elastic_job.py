@@ -74,6 +74,7 @@ class Row:
     late: bool = False  # some losses may happen when all ops are made
     rounding: str = ""  # faults that the replay has, too
     in_replay: str = ""  # and those that it has besides
+    replay_options: str = ""  # likewise
     replayed: bool | None = None  # whether a replay has the same weights; None: see has_replay
     says: tuple[str, ...] = ()  # "process: pattern"; of any process: "any: pattern"
     silent: tuple[str, ...] = ()  # what no process says
@@ -165,7 +166,7 @@ class Jobs:
         views = check_views(job, row)
         check_what_is_said(job, row)
         if row.has_replay:
-            again = ["--replay", job.folder / "audit/views.json"]
+            again = ["--replay", job.folder / "audit/views.json", *row.replay_options.split()]
             faults = ",".join(filter(None, (row.rounding, row.in_replay)))
             replay = self.start(faults, *options, *again, **shape, env=env)
             for rank in row.come:

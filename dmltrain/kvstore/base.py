@@ -178,7 +178,7 @@ class KVStore:
 
     def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
         """Fill `out` (an array, or a list for several keys) with the keys' values at this worker's clock; with READ no
-        copy is made, see Handle."""
+        copy is made, see Handle. `out` may be Encoded, see `encodings`."""
         raise NotImplementedError
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
@@ -192,7 +192,7 @@ class KVStore:
 
     def encodings(self, key: Key) -> Sequence[Encoding]:
         """For a caller that encodes what it pushes of a key, and pushes an Encoded each time: how each slice is
-        encoded. Empty if the store has to do it, or if the key is not encoded."""
+        encoded. It may pull such ones, too. Empty if the store has to do both, or if the key is not encoded."""
         return ()
 
     def pushpull(

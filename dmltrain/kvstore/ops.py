@@ -12,11 +12,12 @@ T = TypeVar("T")
 
 
 class Ops:
-    """Of a job whose workers stay the same. `is_alone`: see KVStore. `view`: in an elastic job the one that this worker
-    has entered."""
+    """Of a job whose workers stay the same. `is_alone`: see KVStore. In an elastic job `view` is the one that this
+    worker has entered, and `op` the number of the op whose pushes come next."""
 
     is_alone = False
     view: View | None = None
+    op = 0
 
     def begin(self) -> None:
         """Before each request of an operation. Raises ViewChanged if a new view has to be entered first."""

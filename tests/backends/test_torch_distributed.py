@@ -316,7 +316,6 @@ def test_weights_that_are_pulled_lie_where_the_values_arrive():
     bucket.weights.adopt()
     assert torch.equal(model.weight, before)
     bucket.weights.pulled[:] = range(8)
-    bucket.weights.take()
     assert model.weight.flatten().tolist() == [0, 1, 2, 3, 4, 5] and model.bias.tolist() == [6, 7]
 
 

@@ -1,4 +1,4 @@
-"""The codecs of a GPU (backends/torch/codecs.py) against the host's: equal bytes and residuals, bit for bit."""
+"""The codecs of a GPU (backends/torch/codecs.py) against the host's: equal bytes, residuals and values, bit for bit."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from dmltrain.kvstore import codec
 from dmltrain.kvstore.encoded import Encoding
 from tests.device.devices import DEVICES
 from tests.kvstore.test_codec import ALL
+from tests.kvstore.through_a_codec import decode as decoded
 from tests.kvstore.through_a_codec import encode
 
 GROUP = codecs.GROUP
@@ -45,11 +46,17 @@ def bits(array):
     return array.view(np.uint32)
 
 
+def equal(found, expected):
+    """Bit for bit, except those of NaN."""
+    same = (bits(found) == bits(expected)) | (np.isnan(found) & np.isnan(expected))
+    return same.all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("parameters", ALL, ids=lambda parameters: "-".join(map(str, parameters.values())))
 @np.errstate(all="ignore")
-def test_bytes_and_residuals_are_the_hosts(parameters, values, device):
+def test_bytes_residuals_and_values_are_the_hosts(parameters, values, device):
     kind, source = codec.make(parameters), VALUES[values](np.random.default_rng(7)).astype(np.float32)
     ends = np.cumsum(LENGTHS)
     kept = []
@@ -59,13 +66,17 @@ def test_bytes_and_residuals_are_the_hosts(parameters, values, device):
     encoders = [codecs.SliceEncoder(encoding, torch.device(device)) for encoding in encodings]
     assert codecs.encodes(kind) and kept == (encoders if kind.needs_residual else [])
     residuals = [np.zeros(length, np.float32) if kind.needs_residual else None for length in LENGTHS]
-    for _ in range(3):
+    for factor in (1.0, 1.0, 1 / 3):
         gradients = torch.from_numpy(source).to(device)
         found = codecs.encode(encoders, [encoder.of(gradients) for encoder in encoders])
         for part, own, encoder, residual in zip(np.split(source, ends[:-1]), found, encoders, residuals, strict=True):
             assert np.array_equal(own.cpu().numpy(), encode(kind, part, residual))
             if residual is not None:
                 assert np.array_equal(bits(encoder.residual.cpu().numpy()), bits(residual))
+        values = torch.full((len(source),), 7.0, device=device)
+        codecs.decode(kind, [part.clone() for part in found], values.split(LENGTHS), factor)
+        expected = [decoded(kind, own.cpu().numpy(), length) for own, length in zip(found, LENGTHS, strict=True)]
+        assert equal(values.cpu().numpy(), np.concatenate(expected) * np.float32(factor))
         assert np.array_equal(bits(gradients.cpu().numpy()), bits(source))
         source = source[::-1].copy()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dmltrain import kvstore
-from dmltrain.backends.torch import registered
+from dmltrain.backends.torch import pinned, registered
 from dmltrain.backends.torch.distributed import layout
 from dmltrain.backends.torch.distributed.gradients import leaving
 from dmltrain.kvstore import codec
@@ -25,6 +25,7 @@ BUCKETS, SEVERAL = 11, 5  # of so few bytes; those of several parameters, whose 
 LAYERS, LAYER = 6, 64 * 65  # of a script's model, and the elements of each, which are a bucket
 TOGETHER = 1 << 17  # bytes of gradients that are encoded together, which makes three encodings of a step
 ENCODING = {"none": 0, "bf16": 3 * 7, "fp16": 3 * 10, "int8": 3 * 29, "2bit": 3 * 84 + 2, "topk": 3 * 6 + 20 * BUCKETS}
+DECODING = {"none": 0, "bf16": 3, "fp16": 5, "int8": 5, "2bit": 12, "topk": 2}  # once; topk 2 more for each bucket
 KERNELS = {  # kvstore, options -> kernels beside those of training alone; servers step in place of the two of SGD
     **{("dist_sync", f"--gc-type {name}"): SEVERAL + kernels for name, kernels in ENCODING.items()},
     ("dist_sync", "--update-on-kvstore 1"): SEVERAL - 2,
@@ -36,9 +37,9 @@ KERNELS = {  # kvstore, options -> kernels beside those of training alone; serve
 }
 
 
-def of_a_step(store, line):
+def of_a_step(store, line, decoded):
     """The counts, and how many buckets were sent before backward ended, how many copies had begun when the first one
-    was, the elements of each, and whether all lie in the servers' sight."""
+    was, the elements of each, and whether all lie in the servers' sight. `decoded`: see below."""
     made, sent, begun = torch_trainer(RESNET, f"--gpus 0 {line}", store), [], []
     gradients = made._optimizer._exchange.gradients
     push, pushpull = gradients.push, store.pushpull
@@ -56,6 +57,7 @@ def of_a_step(store, line):
     for _ in range(4):  # the first ones get the buffers of samples
         made.settle()
         begun.clear()
+        decoded.clear()
         before = [fake_cuda.counted(what) for what in COUNTED]
         made.train_step(images, labels, len(labels), 0.05)
         made.settle()
@@ -71,33 +73,46 @@ def of_a_step(store, line):
     )
 
 
+@pytest.fixture
+def decoded(monkeypatch):
+    """How many results the GPU has decoded together each time."""
+    decode, found = pinned.decode, []
+    monkeypatch.setattr(pinned, "decode", lambda *words: found.append(len(words[1])) or decode(*words))
+    return found
+
+
 def _parts(pushed):
     return pushed.parts if isinstance(pushed, Encoded) else [pushed]
 
 
 @pytest.fixture(scope="module")
 def alone():
-    found, *_ = of_a_step(kvstore.create("local"), "")
+    found, *_ = of_a_step(kvstore.create("local"), "", [])
     assert all(found[what] == OF_SAMPLES for what in ("copies to the device", "synchronisations", COUNTED[-1]))
     assert not any(found[what] for what in ("copies to the host", "blocking copies to the device"))
     return found
 
 
 @pytest.mark.parametrize("kind, line", KERNELS)
-def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, alone, monkeypatch):
+def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, alone, decoded, monkeypatch):
     monkeypatch.setattr(layout, "BUCKET_BYTES", 1 << 14)
-    monkeypatch.setattr(leaving, "ENCODED_TOGETHER", TOGETHER if "gc-type" in line and "none" not in line else 1 << 30)
-    ((found, sent, begun, sizes, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line))
-    encoded = codec.make({"type": parse(["--kv-store", kind, *line.split()]).gc_type})
+    monkeypatch.setattr(leaving, "TOGETHER", TOGETHER if "gc-type" in line and "none" not in line else 1 << 30)
+    ((found, sent, begun, sizes, is_shared),) = in_a_job(kind, 1, lambda store: of_a_step(store, line, decoded))
+    name = parse(["--kv-store", kind, *line.split()]).gc_type
+    encoded = codec.make({"type": name})
+    in_bytes = sum(encoded.nbytes(size) if encoded else 4 * size for size in sizes)
+    sums = name != "none" and kind != "dist_async"  # the weights of servers are sent as they are
+    assert sum(decoded) == BUCKETS * sums, "each result once"
+    kernels = DECODING[name] * len(decoded) + 2 * BUCKETS * (name == "topk")  # however many arrive together
     assert {what: found[what] - alone[what] for what in COUNTED} == {
-        "kernels": KERNELS[kind, line],
+        "kernels": KERNELS[kind, line] + kernels,
         "synchronisations": BUCKETS,  # each is the end of a copy, before the push
         "copies to the host": BUCKETS,
         "blocking copies to the host": 0,
-        "bytes to the host": sum(encoded.nbytes(size) if encoded else 4 * size for size in sizes),
+        "bytes to the host": in_bytes,
         "copies to the device": BUCKETS,
         "blocking copies to the device": 0,
-        "bytes to the device": 4 * RESNET.num_parameters,
+        "bytes to the device": in_bytes if sums else 4 * RESNET.num_parameters,
         "copies on other streams": 2 * BUCKETS,
     }
     assert is_shared, "the GPU copies to where servers read"
@@ -106,7 +121,7 @@ def test_a_step_copies_each_gradient_once_and_computes_little_else(kind, line, a
 
 def test_two_gpus_exchange_gradients_and_weights_with_one_copy_each_and_push_once(monkeypatch):
     def counts(store):
-        found, *_ = of_a_step(store, "--gpus 0,1")
+        found, *_ = of_a_step(store, "--gpus 0,1", [])
         replicas = torch_trainer(RESNET, "--gpus 0,1").replicas
         for module in replicas.modules:
             for parameter in module.parameters():
@@ -127,7 +142,7 @@ def test_two_gpus_exchange_gradients_and_weights_with_one_copy_each_and_push_onc
     )
 
 
-def of_a_script(store, compression):
+def of_a_script(store, compression, decoded):
     """What the store adds to a script's backward; and how many buckets were sent before each end of it."""
     torch.manual_seed(0)
     if compression != "none":
@@ -139,6 +154,7 @@ def of_a_script(store, compression):
         optimizer.zero_grad()
         loss = model(torch.ones(4, 64, device="cuda")).sum()
         before = [fake_cuda.counted(what) for what in COUNTED]
+        decoded.clear()
         loss.backward()
         return [fake_cuda.counted(what) - then for what, then in zip(COUNTED, before, strict=True)]
 
@@ -151,21 +167,23 @@ def of_a_script(store, compression):
 
 
 @pytest.mark.parametrize("compression", ["none", "int8"])
-def test_a_scripts_backward_waits_for_no_copy_before_its_end(compression, monkeypatch):
+def test_a_scripts_backward_waits_for_no_copy_before_its_end(compression, decoded, monkeypatch):
     monkeypatch.setattr(layout, "BUCKET_BYTES", 4 * LAYER)
-    monkeypatch.setattr(leaving, "ENCODED_TOGETHER", 1 << 30 if compression == "none" else 4 * LAYER)
-    ((found, sent),) = in_a_job("dist_sync", 1, lambda store: of_a_script(store, compression))
+    monkeypatch.setattr(leaving, "TOGETHER", 1 << 30 if compression == "none" else 4 * LAYER)
+    ((found, sent),) = in_a_job("dist_sync", 1, lambda store: of_a_script(store, compression, decoded))
     encoded = codec.make({"type": compression})
     kernels = found.pop("kernels") - LAYERS - LAYERS * ENCODING[compression] // 3
+    kernels -= DECODING[compression] * len(decoded)
+    in_bytes = LAYERS * (encoded.nbytes(LAYER) if encoded else 4 * LAYER)
     assert kernels in (1, 2)  # for results that are there at the end of backward, and for all others
     assert found == {
         "synchronisations": LAYERS,
         "copies to the host": LAYERS,
         "blocking copies to the host": 0,
-        "bytes to the host": LAYERS * (encoded.nbytes(LAYER) if encoded else 4 * LAYER),
+        "bytes to the host": in_bytes,
         "copies to the device": LAYERS,
         "blocking copies to the device": 0,
-        "bytes to the device": LAYERS * 4 * LAYER,
+        "bytes to the device": in_bytes,
         "copies on other streams": 2 * LAYERS,
     }
     assert all(0 < count < LAYERS - 1 for count in sent), "the copy before the last one is not waited for, either"

@@ -34,10 +34,16 @@ def test_all_that_needs_a_gpu():
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-10_000:]
 
 
-def test_an_elastic_job_on_it_loses_a_worker(start_job, tmp_path):
-    """Its replay, also on it, has the same weights; residuals that a lost round had changed are taken back."""
-    row = Row("1:after:pushpull:7:kill", options="--gpus 0 --gc-type int8", servers=1)
+@pytest.mark.parametrize(
+    "faults, steps", [("1:after:pushpull:7:kill", "on workers"), ("1:after:push:7:kill", "on servers")]
+)
+def test_an_elastic_job_on_it_loses_a_worker(faults, steps, start_job, tmp_path):
+    """Its replay, on the CPU, has the same weights; residuals that a lost round had changed are taken back."""
+    row = Row(faults, steps, options="--devices gpu:1 --gc-type int8", servers=1, replay_options="--devices cpu:1")
     Jobs(start_job, forker(FAKE_CUDA), tmp_path).run(row)
+
+
+CODED_THERE = {"turn": 0, "coded": 2, "coded there": 2, "right": True, "kept": True, "same": True}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ def test_an_elastic_job_on_it_loses_a_worker(start_job, tmp_path):
     [
         ("torch_backend.py", ["collectives", "MEETING"], {"wrong": []}),
         ("torch_backend.py", ["ddp", "MEETING"], {"same": True}),
-        ("torch_hooks.py", ["MEETING", "int8"], {"turn": 0, "coded": 2, "right": True, "kept": True, "same": True}),
+        ("torch_hooks.py", ["MEETING", "int8"], CODED_THERE),
     ],
 )
 def test_torch_distributed_has_the_results_of_gloo_on_the_cpu(start_forked, tmp_path, program, words, right):

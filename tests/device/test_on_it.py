@@ -3,18 +3,27 @@ these tests (plugin.py)."""
 
 import ctypes
 import faulthandler
+import functools
 import os
 import re
 import signal
 
+import numpy as np
 import pytest
 import torch
 
 from dmltrain import fit, score
-from dmltrain.backends.torch import codecs, devices, loss_scale
-from dmltrain.backends.torch.distributed import flat
+from dmltrain.backends.torch import codecs, devices, loss_scale, pinned
+from dmltrain.backends.torch.distributed import flat, layout
+from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
+from dmltrain.backends.torch.distributed.local_steps import OuterOptimizer
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import codec
+from dmltrain.kvstore.local_steps import LocalSteps
+from dmltrain.kvstore.worker import residual
+from dmltrain.kvstore.worker.links.sharding import Slice
+from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.options import parse
 from tests import image_records
 from tests.backends.trainers import MLP, SMALL, batch, torch_trainer
@@ -113,6 +122,7 @@ LINES = {  # of jobs whose results do not depend on times: kvstore -> workers, o
             "--factors auto",
         ),
         *(f"--gc-type {name}" for name in codec.TYPES if name != "none"),
+        "--gc-type bf16 --update-on-kvstore 1",
     ),
     "dist_async": (1, "", "--gc-type int8"),
     "dist_ssp": (1, "--staleness 1"),
@@ -164,13 +174,20 @@ def test_a_job_has_the_cpus_weights(kind, workers, line):
 
 
 @pytest.mark.parametrize("workers, servers, far, encodes", [(1, 1, 1, True), (2, 1, 1, False), (1, 2, 0, True)])
-def test_gradients_for_another_host_are_encoded_on_the_gpu_but_for_a_relay(workers, servers, far, encodes, monkeypatch):
+def test_what_another_host_gets_and_sends_is_coded_there_but_for_a_relay(workers, servers, far, encodes, monkeypatch):
     """A relay sums the gradients of its host's workers."""
-    encoded, line = [], "--gc-type 2bit"
+    coded, line = {"encode": 0, "decode": 0}, "--gc-type 2bit"
+
+    def counted(name, *words):
+        coded[name] += 1
+        return getattr(codecs, name)(*words)
+
     expected = of_job("dist_sync", workers, line, servers=servers, far=far)
-    monkeypatch.setattr(flat, "encode", lambda *words: encoded.append(words) or codecs.encode(*words))
+    for name in coded:
+        monkeypatch.setattr(pinned, name, functools.partial(counted, name))
     found = of_job("dist_sync", workers, f"{line} --gpus 0", servers=servers, far=far)
-    assert all(same(*each) for each in zip(found, expected, strict=True)) and bool(encoded) == encodes
+    assert all(same(*each) for each in zip(found, expected, strict=True))
+    assert all(coded.values()) if encodes else not any(coded.values())
 
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_local --local-steps 1"])
@@ -279,6 +296,64 @@ def test_a_loss_scale_looks_at_all_gradients_at_once():
     assert counts[0] == counts[1] and len(gradients) > 2
     gradients[-1].view(-1)[0] = torch.inf
     assert loss_scale._overflowed(gradients)
+
+
+# -- rounds of an elastic job that are aborted -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "topk"])
+def test_what_an_aborted_round_has_encoded_is_taken_back_on_the_gpu_too(name):
+    """The host encodes the slice `here`, the GPU that of the bucket, `there`."""
+    op, kind, chance = 0, codec.make({"type": name}), torch.Generator().manual_seed(0)
+    here, there = (WorkerSlice(Slice(0, 0, 0, SIZE, 0), np.dtype(np.float32), kind, None) for _ in range(2))
+    for each in (here, there):
+        each.undo = each.residual and Undo(each.residual)
+    bucket = Bucket("b", 0, 0, [torch.nn.Parameter(torch.zeros(SIZE, device="cuda"))])
+    bucket.lay_out(np.empty(0, np.float32), True, [there.encoding(None, lambda: op)])
+
+    def push(*factors):
+        gradients, expected = bucket.gradients.cpu().numpy(), np.empty(kind.nbytes(SIZE), np.uint8)
+        for factor in factors:
+            gradients = gradients * np.float32(factor)
+        here.encode(gradients, expected, op)
+        assert np.array_equal(bucket.host_gradients(factors).parts[0], expected)
+
+    def back_to(base):
+        for each in (here, there) if here.undo else ():
+            each.undo.back_to(base)
+        assert not here.residual or np.array_equal(there.residual.read(), here.residual.read())
+
+    for op in range(1, 6):
+        bucket.begin()
+        bucket.gradients.copy_(torch.randn(SIZE, generator=chance))
+        if op > 1:
+            copy_to_host([bucket])
+        if op == 3:
+            push()
+        if op % 2:  # aborted, whether it was pushed or not
+            back_to(op - 1)
+        push(*((1.5, 1 / 3) if op in (3, 4) else ()))  # in 4 it was encoded before that was known
+        back_to(op)
+    for change in (lambda: residual.add([there], np.ones(SIZE, np.float32)), lambda: there.undo.forget()):
+        copy_to_host([bucket])  # nothing waits for it before the residual is changed
+        if there.residual:
+            change()
+    bucket.host.complete()
+    assert not there.residual or not there.residual.read().any()
+
+
+def test_an_average_that_is_begun_again_waits_for_copies_of_the_first_attempt():
+    """Else it is a race."""
+    model = torch.nn.Linear(SIZE, 2).cuda()
+    (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), 0.1), "b")
+    bucket.lay_out(bucket.weights.on_host())
+    outer = OuterOptimizer([bucket], LocalSteps(1, 1.0, 0.0))
+    outer.begin()
+    with torch.no_grad():
+        for _ in range(2):
+            outer.compute_parts()
+            copy_to_host([bucket])
+    bucket.host.complete()
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------

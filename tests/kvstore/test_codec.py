@@ -16,7 +16,7 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.links.sharding import Slice
-from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.undo import HostResidual, Undo
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.kvstore.worker.residual import ResidualHandover
 from tests.kvstore.through_a_codec import decode, encode, through
@@ -330,8 +330,12 @@ def slices(*lengths):
     ranges = [Slice(0, index, 0, length, 0) for index, length in enumerate(lengths)]
     made = [WorkerSlice(range_, np.dtype(np.float32), TWO_BITS, None) for range_ in ranges]
     for number, slice_ in enumerate(made):
-        slice_.residual[:] = np.arange(slice_.range.length) + 10 * number
+        slice_.residual.values[:] = np.arange(slice_.range.length) + 10 * number
     return made
+
+
+def read(slices):
+    return [slice_.residual.read().tolist() for slice_ in slices]
 
 
 def test_gathered_and_loaded_residuals_are_unchanged_and_those_of_another_worker_added():
@@ -339,12 +343,12 @@ def test_gathered_and_loaded_residuals_are_unchanged_and_those_of_another_worker
     held = residual.gathered(before)
     assert held.tolist() == [0, 1, 2, 10, 20, 21]
     for slice_ in after:
-        slice_.residual[:] = -1
+        slice_.residual.write(np.full(1, -1))
     residual.spread(after, [np.zeros(6, np.float32), held], lambda slice_: [1])
-    assert [slice_.residual.tolist() for slice_ in after] == [slice_.residual.tolist() for slice_ in before]
+    assert read(after) == read(before)
     own, other = slices(3, 1, 2), slices(3, 1, 2)
     residual.add(own, residual.gathered(other))
-    assert [slice_.residual.tolist() for slice_ in own] == [[0, 2, 4], [20], [40, 42]]
+    assert read(own) == [[0, 2, 4], [20], [40, 42]]
 
 
 def test_each_slice_gets_the_sum_of_its_workers():
@@ -352,7 +356,7 @@ def test_each_slice_gets_the_sum_of_its_workers():
     own = slices(2, 2, 2)
     workers = [np.full(6, number, np.float32) for number in (1, 10, 100)]
     residual.spread(own, workers, lambda slice_: {0: [2], 1: [0, 1], 2: []}[slice_.range.index])
-    assert [slice_.residual.tolist() for slice_ in own] == [[100, 100], [11, 11], [0, 0]]
+    assert read(own) == [[100, 100], [11, 11], [0, 0]]
 
 
 @pytest.mark.parametrize("sizes", [[5], [7], [6, 5], [7, 6], []], ids=str)
@@ -362,17 +366,17 @@ def test_residuals_of_another_model_are_refused(sizes):
     said = "belong to another model or another compression: continue with the same --network and --gc"
     with pytest.raises(UserError, match=said):
         residual.spread(own, [np.ones(size, np.float32) for size in sizes], lambda slice_: range(len(sizes)))
-    assert [slice_.residual.tolist() for slice_ in own] == [slice_.residual.tolist() for slice_ in slices(3, 3)]
+    assert read(own) == read(slices(3, 3))
 
 
 def keep_and_add(undo, op):
     undo.keep(op)
-    undo.residual += op
+    undo.residual.values += op
 
 
 def test_random_rounds_leave_what_committed_rounds_have_left_and_a_new_member_begins_at_zero():
     for seed in range(200):
-        chance, undo, committed = random.Random(seed), Undo(np.zeros(3, np.float32)), 0.0
+        chance, undo, committed = random.Random(seed), Undo(HostResidual(np.zeros(3, np.float32))), 0.0
         op = 0
         for _ in range(20):
             op += chance.choice([1, 1, 3])  # between rounds there are other ops
@@ -384,14 +388,14 @@ def test_random_rounds_leave_what_committed_rounds_have_left_and_a_new_member_be
             committed += op
             if chance.random() < 0.2:
                 undo.back_to(op)
-            assert (undo.residual == committed).all(), f"seed {seed}"
-    undo = Undo(np.zeros(2, np.float32))
+            assert (undo.residual.values == committed).all(), f"seed {seed}"
+    undo = Undo(HostResidual(np.zeros(2, np.float32)))
     keep_and_add(undo, 7)
     undo.forget()
-    assert not undo.residual.any()
+    assert not undo.residual.values.any()
     keep_and_add(undo, 3)
     undo.back_to(2)
-    assert not undo.residual.any()
+    assert not undo.residual.values.any()
 
 
 HANDED_OVER = (3, 600, 1)
@@ -404,7 +408,7 @@ class Entry:
         made = codec.make({"type": codec_name})
         self.slices = [WorkerSlice(Slice(0, 0, 0, length, 0), np.dtype(np.float32), made, None)]
         for slice_ in self.slices if made.needs_residual else ():
-            slice_.residual[:] = chance.standard_normal(length)
+            slice_.residual.values[:] = chance.standard_normal(length)
             slice_.undo = Undo(slice_.residual)
 
 
@@ -415,7 +419,7 @@ class Entries(list):
 
     @property
     def values(self):
-        return [slice_.residual.copy() for entry in self for slice_ in entry.slices if slice_.undo]
+        return [slice_.residual.values.copy() for entry in self for slice_ in entry.slices if slice_.undo]
 
 
 def handed_over(view, codec_name="int8"):

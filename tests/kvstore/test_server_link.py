@@ -307,14 +307,14 @@ def test_a_push_of_an_earlier_view_does_not_change_the_residual(pair):
     pair.link.op = 1
     late = push(slice_, VALUES)
     made(push(slice_, VALUES))
-    after = slice_.residual.copy()
+    after = slice_.residual.values.copy()
     assert after.any()
     pair.link.enter(2)
     slice_.undo.back_to(0)
     made(late)
-    assert not slice_.residual.any()
+    assert not slice_.residual.values.any()
     made(push(slice_, VALUES))
-    assert np.array_equal(slice_.residual, after)
+    assert np.array_equal(slice_.residual.values, after)
 
 
 @each_way
@@ -325,7 +325,7 @@ def test_a_push_to_a_lost_server_is_not_prepared_any_more(pair):
     pair.link.retire()
     with pytest.raises(Closed, match="goes on without server 0"):
         late.views()
-    assert slice_.sending is None and not slice_.residual.any()
+    assert slice_.sending is None and not slice_.residual.values.any()
 
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain_launch.agent.events import Used
-from dmltrain_launch.agent.host.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
+from dmltrain_launch.agent.host.gpus import LINE_BYTES, WRONG_LINES, Gpus, GpuUse, Reports
 from dmltrain_launch.agent.host.usage import TICKS, JobProcesses, Pace
 from dmltrain_launch.agent.process import living
 from dmltrain_launch.terminal.log_folder import LogFolder
@@ -135,6 +136,32 @@ def test_the_mean_of_all_reports_and_the_last_memory():
 def test_a_line_that_is_no_report_is_passed_over(line):
     reports = fed(line)
     assert reports.take().busy is None and reports.trusted
+
+
+def test_amds_gpus_are_read_from_the_drivers_files_where_there_is_no_nvidia_smi(tmp_path):
+    for number, (busy, used) in enumerate([(80, 3 << 20), (40, 1 << 19)]):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "gpu_busy_percent").write_text(f"{busy}\n")
+        (folder / "mem_info_vram_used").write_text(f"{used}\n")
+    (tmp_path / "bind").touch()
+    with selectors.DefaultSelector() as selector:
+        gpus = Gpus(selector, str(tmp_path / "no nvidia-smi"), str(tmp_path))
+
+        def took(expected):
+            for key, _ in selector.select(0.05):
+                key.data()
+            return gpus.take() == expected
+
+        try:
+            wait_for(lambda: took(GpuUse(pytest.approx(0.6), 3.5)), "the use of both")
+            (tmp_path / "0000:01:00.0" / "mem_info_vram_used").unlink()  # a part of what a driver may lack
+            (tmp_path / "0000:00:00.0" / "gpu_busy_percent").write_text("no number")
+            wait_for(lambda: took(GpuUse(pytest.approx(0.4), 3.0)), "what is left")
+        finally:
+            gpus.close()
+    with selectors.DefaultSelector() as selector:
+        assert not Gpus(selector, str(tmp_path / "no nvidia-smi"), str(tmp_path / "nothing")).pid
 
 
 def test_nonsense_is_not_trusted():

@@ -32,24 +32,30 @@ def computing(device: torch.device) -> torch.Stream:
 def to_host(device: torch.device, pairs: Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]) -> torch.Event:
     """Copy tensors of the device to pinned memory: `pairs` of a source and its target. They are made on the stream of
     the copies, from what is computed by now, which must stay until the event. Then the targets have the values."""
-    out = streams(device).out
-    out.wait_stream(computing(device))
-    with out:
+    with leaving(device) as out:
         for source, target in pairs():
             target.copy_(source, non_blocking=True)
     return out.record_event()
 
 
-def to_device(source: torch.Tensor, target: torch.Tensor, free: torch.Event | None = None) -> None:
-    """Copy `source` from pinned memory; what is computed from now on sees the values. `free`: the target has no use
-    after this event; None: after what has been asked for so far."""
-    into, now = streams(target.device).into, computing(target.device)
-    if free is None:
-        into.wait_stream(now)
-    else:
-        into.wait_event(free)
+def leaving(device: torch.device) -> torch.Stream:
+    """The stream of the copies to the host, which goes on from what is computed by now."""
+    out = streams(device).out
+    out.wait_stream(computing(device))
+    return out
+
+
+def to_device(device: torch.device, copy: Callable[[], None], free: Iterable[torch.Event | None]) -> None:
+    """`copy` from pinned memory, on the stream of the copies to the device; what is computed from now on sees the
+    values. `free`: the targets have no use after these events; None: after what has been asked for so far."""
+    into, now = streams(device).into, computing(device)
+    for event in set(free):
+        if event is None:
+            into.wait_stream(now)
+        else:
+            into.wait_event(event)
     with into:
-        target.copy_(source, non_blocking=True)
+        copy()
     now.wait_stream(into)
 
 

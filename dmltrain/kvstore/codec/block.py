@@ -94,6 +94,10 @@ class Codec(ABC):
         if data.size != self.nbytes(length):
             raise ValueError(f"{self.name}: {length} elements take {self.nbytes(length)} bytes, not {data.size}")
 
+    def check_sent(self, data: Array, length: int) -> None:
+        """Raises ValueError unless `data` of another process can be decoded."""
+        self.check(data, length)
+
 
 class BlockCodec(Codec):
     """A codec that encodes each block of elements independently of the others."""

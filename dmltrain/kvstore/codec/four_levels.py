@@ -76,7 +76,7 @@ class FourLevels(BlockCodec):
         size = _groups(into.size) * GROUP
         indices = scratch("indices", packed.size, np.intp)
         np.copyto(indices, packed)
-        signs, steps = (_four_at_once(table, indices, name, size) for name, table in _tables().items())
+        signs, steps = (_four_at_once(table, indices, name, size) for name, table in tables().items())
         np.multiply(signs, low[:, None], out=signs)
         np.multiply(steps, (high - low)[:, None], out=steps)
         np.add(signs, steps, out=signs)
@@ -129,7 +129,7 @@ def _four_at_once(table: Array, indices: Array, name: str, size: int) -> Array:
 
 
 @cache
-def _tables() -> dict[str, Array]:
+def tables() -> dict[str, Array]:
     """For each byte the factors of its four codes: of the low level, and of high - low. Each table is (256,), with four
     float32 as one element of 16 bytes, which np.take copies at once."""
     codes = np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3

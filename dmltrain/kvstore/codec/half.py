@@ -83,7 +83,7 @@ class Float16(_Half):
     def read(self, data: Array, start: int, length: int, into: Array) -> None:
         indices = scratch("indices", into.size, np.intp)
         np.copyto(indices, data.view(np.uint16)[start : start + into.size])
-        np.take(_all_halves(), indices, out=into, mode="wrap")  # twice as fast as "raise"; all are inside
+        np.take(all_halves(), indices, out=into, mode="wrap")  # twice as fast as "raise"; all are inside
 
 
 def _round(magnitude: Array, out: Array) -> None:
@@ -106,6 +106,6 @@ def _round(magnitude: Array, out: Array) -> None:
 
 
 @cache
-def _all_halves() -> Array:
+def all_halves() -> Array:
     """The values of all 65,536 bit patterns of binary16, as float32."""
     return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -73,13 +73,16 @@ class TopK(Codec):
         positions, values = self._fields(data, total.size)
         total[positions] += values
 
-    def _fields(self, data: Array, length: int) -> tuple[Array, Array]:
+    def check_sent(self, data: Array, length: int) -> None:
         self.check(data, length)
-        count = self.count(length)
-        positions = data[: 4 * count].view(np.uint32)
-        if count and int(positions.max()) >= length:
+        positions = data[: len(data) // 2].view(np.uint32)
+        if len(positions) and int(positions.max()) >= length:
             raise ValueError(f"topk: position {positions.max()} is outside of the {length} elements")
-        return positions, data[4 * count :].view(np.float32)
+
+    def _fields(self, data: Array, length: int) -> tuple[Array, Array]:
+        self.check_sent(data, length)
+        half = len(data) // 2
+        return data[:half].view(np.uint32), data[half:].view(np.float32)
 
 
 def _estimate(source: Array, residual: Array, count: int) -> int:

@@ -50,7 +50,7 @@ class TwoBits(BlockCodec):
         packed = data[start // 4 : start // 4 + packed_size(into.size)]
         values, indices = scratch("fours", 4 * packed.size), scratch("indices", packed.size, np.intp)
         np.copyto(indices, packed)
-        pairs = _fours(self.threshold).view(np.complex128)  # four float32 as one element, which np.take copies at once
+        pairs = fours(self.threshold).view(np.complex128)  # four float32 as one element, which np.take copies at once
         np.take(pairs, indices, out=values.view(np.complex128), mode="wrap")  # faster than "raise"; none can be outside
         np.copyto(into, values[: into.size])
 
@@ -66,7 +66,7 @@ def _choose(block: Array, threshold: np.float32, codes: Array) -> None:
 
 
 @cache
-def _fours(threshold: float) -> Array:
+def fours(threshold: float) -> Array:
     """The four values of each of the 256 bytes: float32, (1024,)."""
     values = np.array([0.0, 1.0, -1.0, np.nan], np.float32) * np.float32(threshold)
     fours: Array = values[np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3].reshape(-1)

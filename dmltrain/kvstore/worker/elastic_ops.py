@@ -162,9 +162,13 @@ class ElasticOps(Ops):
         if self.view:
             self._progress.begin()
 
+    @property
+    def op(self) -> int:  # type: ignore[override]
+        return (self.clock if self._kind.own else self.done) + 1
+
     def begin_step(self) -> None:
         self.begin()
-        self._transfers.begin((self.clock if self._kind.own else self.done) + 1)
+        self._transfers.begin(self.op)
 
     def begin_round(self) -> None:
         self.begin()

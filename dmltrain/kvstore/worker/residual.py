@@ -10,6 +10,7 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore.encoded import Residual
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.entry import KeyEntry
@@ -22,15 +23,21 @@ def slices_with_residual(entries: Iterable[KeyEntry]) -> list[WorkerSlice]:
     return [slice_ for entry in entries for slice_ in entry.slices if slice_.residual is not None]
 
 
+def _of(slice_: WorkerSlice) -> Residual:
+    assert slice_.residual is not None  # see slices_with_residual
+    return slice_.residual
+
+
 def gathered(slices: Sequence[WorkerSlice]) -> Array:
-    return np.concatenate([slice_.read_residual() for slice_ in slices])
+    return np.concatenate([_of(slice_).read() for slice_ in slices])
 
 
 def add(slices: Sequence[WorkerSlice], values: Array) -> None:
     """Add another worker's residuals, which it has `gathered`, to the slices' own."""
     start = 0
     for slice_ in slices:
-        slice_.write_residual(slice_.read_residual() + values[start : start + slice_.range.length])
+        own = _of(slice_)
+        own.write(own.read() + values[start : start + slice_.range.length])
         start += slice_.range.length
 
 
@@ -48,7 +55,7 @@ def spread(
     for slice_ in slices:
         stop = start + slice_.range.length
         zeros = np.zeros(slice_.range.length, np.float32)
-        slice_.write_residual(sum((workers[worker][start:stop] for worker in owners(slice_)), zeros))
+        _of(slice_).write(sum((workers[worker][start:stop] for worker in owners(slice_)), zeros))
         start = stop
 
 

@@ -170,11 +170,12 @@ class DistKVStore(KVStore):
         return self._transfers.buffers(keys)
 
     def encodings(self, key: Key) -> Sequence[Encoding]:
-        """Not in an elastic job, which may encode a push again. A relay needs the gradients themselves."""
-        ways = self._entries.find(key).ways
-        if self.elastic or any(way.slice.codec is None for way in ways):
+        """A relay needs the gradients themselves."""
+        entry = self._entries.find(key)
+        arenas = {way.slice: way.link.link.own_arena for way in entry.ways}  # without servers that are lost
+        if any(slice_.codec is None for slice_ in (*entry.slices, *arenas)):
             return ()
-        return [way.slice.encoding(way.link.link.own_arena) for way in ways]
+        return [slice_.encoding(arenas.get(slice_), lambda: self.ops.op) for slice_ in entry.slices]
 
     def shares(self, array: Array) -> bool:
         return self._arena is not None and self._arena.offset_of(array) is not None

@@ -197,10 +197,10 @@ class Transfers:
             self._advance(item, priority, outgoing)
             if handle:
                 self._expect(call, item, entry.ways, targets, handle, entry.clock)
-            for index, (link, slice_) in enumerate(entry.ways):
+            for link, slice_ in entry.ways:
                 place = None if offset is None else offset + slice_.range.start * entry.dtype.itemsize
                 if isinstance(data, Encoded):
-                    part: Array | Parts = data.parts[index]
+                    part: Array | Parts = data.parts[slice_.range.index]
                 else:
                     part = cut(data, slice_) if isinstance(data, np.ndarray) else data
                 outgoing.add(link, link.push(slice_, part, entry.clock, rate, priority, flags, entry.pushed, place))
@@ -218,9 +218,13 @@ class Transfers:
         self, call: Call, item: Item, ways: list[Way], targets: Sequence[Any], handle: Handle, clock: int
     ) -> None:
         """Receive the values at `clock` into the targets of the item's keys."""
-        if targets[item.positions[0]] is READ:
+        first, asked = targets[item.positions[0]], self._began(item.keys[0])
+        if first is READ:
             return self._expect_reading(item, ways, handle, clock)
-        asked = self._began(item.keys[0])
+        if isinstance(first, Encoded):  # such keys are in no flat key
+            for link, slice_ in ways:
+                link.expect(Destination(slice_, first.parts[slice_.range.index], handle, asked=asked), clock)
+            return
         arrays: Parts = [
             _destination(call.names[position], entry, targets[position], handle)
             for position, entry in zip(item.positions, item.keys, strict=True)

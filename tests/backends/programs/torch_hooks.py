@@ -108,7 +108,9 @@ def compares(name):
         kept = all(map(np.array_equal, residuals, [each.numpy() for each in saved["residuals"]]))
         weights = [each.detach().cpu().numpy() for each in model.parameters()]
         same = all(map(np.array_equal, everyone(weights)[0], weights))
-        say(turn=turn, right=bool(right), kept=kept or name == "bf16", same=same, coded=len(references))
+        coded_there = sum(each.host is not None for each in state._buckets.values())
+        facts = {"coded": len(references), "coded there": coded_there}
+        say(turn=turn, right=bool(right), kept=kept or name == "bf16", same=same, **facts)
     elements = sum(each.numel() for each in model.parameters())
     say(share=carried[-1] / (4 * elements))
 

@@ -10,7 +10,7 @@ from dmltrain.kvstore.transport.message.data import Declare, DeclaredKey
 from dmltrain.kvstore.transport.message.job import Abort, Barrier, Bye, Register, Release, Shutdown, Start
 from dmltrain.kvstore.transport.message.views import Admit, Enter, Flush, Flushed, HasState, Invite, Ready, Speed
 from dmltrain.kvstore.view import barrier_of
-from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.undo import HostResidual, Undo
 from dmltrain.kvstore.worker.progress import Progress
 from tests.kvstore.simulation.job import BITS, RECEIPT, RECEIPTS, SIZE, STATE, SUM, gradient, growth, require, stepped
 from tests.kvstore.simulation.process import REGISTER, SCHEDULER, Declared, Process
@@ -36,7 +36,7 @@ class Worker(Process):
         self.progress = Progress(member, lambda message: world.send(self.node, SCHEDULER, message))
         self.weights = np.arange(1.0, 2 * SIZE + 1)
         self.residual = np.zeros(1)
-        self.undo = Undo(self.residual)
+        self.undo = Undo(HostResidual(self.residual))
         self.lacks_state, self.sharing = is_replacement, False
         self.stopped = self.has_left = self.has_notice = False
         self.epoch, self.assignment = 0, None

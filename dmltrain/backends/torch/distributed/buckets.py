@@ -11,16 +11,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.distributed.flat import (
-    FlatWeights,
-    Places,
-    PushedMemory,
-    Results,
-    begin_copies,
-    copy_all,
-    encoded_memory,
-    pinned,
-)
+from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, Results, copy_all
+from dmltrain.backends.torch.pinned import Arrival, PushedMemory, arrive, begin_copies
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
@@ -73,14 +65,12 @@ class Bucket:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
         memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
-        pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients, and copies the bytes to where these
-        say."""
-        host = pinned(memory) if self.on_gpu else torch.from_numpy(memory)
-        arriving = torch.empty_like(host, pin_memory=True) if self.on_gpu and keep else host
-        self.host = encoded_memory(encodings, self.device) if encodings else PushedMemory([host])
-        self.gradients = torch.zeros_like(host, device=self.device) if self.on_gpu else host
-        self.views = self.places.cut(self.gradients)
-        self._results = Results(arriving, self.places, on_cpu=not self.on_gpu)
+        pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients and decodes its results, and nothing
+        is in `memory`."""
+        self.host = PushedMemory(memory, self.device, keep, encodings)
+        own = torch.from_numpy(memory)
+        self.gradients = torch.zeros(self.elements, dtype=own.dtype, device=self.device) if self.on_gpu else own
+        self.views, self._results = self.places.cut(self.gradients), Results(self.places)
 
     @property
     def ready(self) -> bool:
@@ -187,16 +177,24 @@ class Bucket:
         self._version = self.gradients._version  # for `check_unchanged`
         return self.on_gpu
 
-    def host_gradients(self) -> Array | Encoded:
-        """The flat gradients in host memory, which does not change until the key's next pull returns. Encoded only
+    def host_gradients(self, factors: Sequence[float] = ()) -> Array | Encoded:
+        """The flat gradients, times these factors, in host memory, which does not change until the key's next pull
+        returns. Encoded only
         where `lay_out` got encodings."""
-        if not self.host.has_begun and self.freeze():
-            copy_to_host([self])
-        return self.host.complete()
+        for encoder in self.host.encoders if factors else ():
+            encoder.take_back()  # of a copy without factors
+        if (factors or not self.host.has_begun) and self.freeze():
+            copy_to_host([self], factors)
+            return self.host.complete()
+        gradients = self.host.complete()
+        for factor in factors:
+            assert not isinstance(gradients, Encoded)
+            gradients = gradients * gradients.dtype.type(factor)
+        return gradients
 
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
-        return store.pushpull(self.name, self.host_gradients(), self._results.out, self.priority, wait=False)
+        return store.pushpull(self.name, self.host_gradients(), self.host.out, self.priority, wait=False)
 
     def factor_to_mean(self, store: KVStore) -> float:
         """What `send` pulls, times this, is the mean."""
@@ -223,14 +221,17 @@ class Bucket:
 
     def receive(self, handle: Handle, factor: float) -> None:
         """Set the bucket's memory to what `send` has pulled, times `factor`."""
-        self._results.take(self.gradients, handle, factor, self.unused)
+        if self.on_gpu:
+            arrive([arrival(self, factor)])
+        else:
+            self._results.take(self.gradients, handle, factor)
 
     def result(self, handle: Handle, factor: float) -> list[torch.Tensor]:
         """What `send` has pulled, times `factor`, for each parameter. Read-only, and valid until the next `send`."""
-        views = self._results.views(handle, factor)
-        if views is None:
-            self.take_result(handle, factor)
-        return self.views if views is None else views
+        if factor == 1.0 and not self.on_gpu:
+            return self._results.views(handle)
+        self.take_result(handle, factor)
+        return self.views
 
     def result_in_place(
         self, handle: Handle, factor: float, copied: bool = False
@@ -244,10 +245,16 @@ class Bucket:
         return with_gradients(self.parameters, self.views)
 
 
-def copy_to_host(buckets: Sequence[Bucket]) -> None:
-    """Begin to copy the gradients of these buckets, all on one GPU, to the host."""
+def arrival(bucket: Bucket, factor: float) -> Arrival:
+    """On a GPU: that of the result of `send`, times `factor`."""
+    assert bucket.host.arriving is not None
+    return Arrival(bucket.host.arriving, bucket.gradients, factor, bucket.unused)
+
+
+def copy_to_host(buckets: Sequence[Bucket], factors: Sequence[float] = ()) -> None:
+    """Begin to copy the gradients of these buckets, all on one GPU, times these factors, to the host."""
     if buckets:
-        begin_copies(buckets[0].device, [(bucket.host, bucket.gradients) for bucket in buckets])
+        begin_copies(buckets[0].device, [(bucket.host, bucket.gradients) for bucket in buckets], factors)
 
 
 def note_last_use(buckets: Sequence[Bucket]) -> None:

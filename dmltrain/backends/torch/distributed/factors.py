@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket, with_gradients
-from dmltrain.backends.torch.distributed.flat import PushedMemory
+from dmltrain.backends.torch.pinned import PushedMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
@@ -55,7 +55,7 @@ class FactoredBucket(Bucket):
         weights = self.weights.on_host()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
         self.weights.set(torch.from_numpy(weights))
-        self.host = PushedMemory([torch.empty(0, device="cpu")])  # nothing is copied to it
+        self.host = PushedMemory(np.empty(0), torch.device("cpu"))  # nothing is copied to it
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
         self.views = self.places.cut(self.gradients)
         (self._marker,) = self.places.cut(self.gradients)  # another tensor of the same memory

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from dmltrain.backends.torch import copies
-from dmltrain.backends.torch.codecs import SliceEncoder, encode
+from dmltrain.backends.torch.pinned import Arrival, ArrivingMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.base import READ, Handle
-from dmltrain.kvstore.codec import Codec
-from dmltrain.kvstore.encoded import Encoded, Encoding
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.encoded import Encoding
 
 CHUNK = 1 << 25  # bytes that one copy takes from a GPU to another, which both have memory for
 MAX_RESULTS = 8  # addresses of results for which views are kept
@@ -53,7 +50,8 @@ class Places:
 class FlatWeights:
     """The weights of some parameters, which are copied to flat memory and from it, or moved into it."""
 
-    pulled: Array  # receives pulled weights, (elements,)
+    pulled: Array  # receives pulled weights, (elements,); not for the adopted ones of a GPU
+    arriving: ArrivingMemory | None = None  # these arrive here
 
     def __init__(self, parameters: list[torch.nn.Parameter], places: Places) -> None:
         self._parameters, self._places = parameters, places
@@ -77,14 +75,15 @@ class FlatWeights:
         with torch.no_grad():
             copy_all(self._parameters, self._places.cut(flat.to(self._parameters[0].device)))
 
-    def adopt(self) -> None:
-        """Move the parameters into flat memory, so that weights can be pulled in place."""
+    def adopt(self, encodings: Sequence[Encoding] = ()) -> None:
+        """Move the parameters into flat memory, so that weights can be pulled in place. `encodings`: see KVStore."""
         device = self._parameters[0].device
         flat = torch.from_numpy(self.on_host())
-        if device.type != "cpu":
-            flat = flat.pin_memory()
-        self.pulled = flat.numpy()
-        self._weights = flat.to(device) if device.type != "cpu" else flat
+        if device.type == "cpu":
+            self.pulled = flat.numpy()
+        else:
+            self.arriving = ArrivingMemory(None if encodings else flat.pin_memory(), encodings)
+        self._weights = flat.to(device)
         with torch.no_grad():
             self._views = self._places.cut(self._weights)
             for view, parameter in zip(self._views, self._parameters, strict=True):
@@ -99,116 +98,32 @@ class FlatWeights:
                     "but its weights come from the servers: do this before dmltrain.distribute, or call it again"
                 )
 
-    def take(self) -> None:
-        """Take the weights that have arrived in `pulled`."""
-        if self._weights is not None and self._weights.device.type != "cpu":
-            copies.to_device(torch.from_numpy(self.pulled), self._weights)
-
-
-class PushedMemory:
-    """The memory from which a bucket is pushed: on a CPU that of its gradients, for a GPU pinned. `encoders`: of a GPU
-    that encodes its gradients; then there is memory for each of their slices."""
-
-    def __init__(self, memory: Sequence[torch.Tensor], encoders: Sequence[SliceEncoder] = ()) -> None:
-        self.memory, self.encoders = memory, encoders
-        arrays = [each.numpy() for each in memory]
-        self._pushed: Array | Encoded = Encoded(arrays) if encoders else arrays[0]
-        self._copied: torch.Event | None = None  # None: no copy has begun
-
     @property
-    def has_begun(self) -> bool:
-        return self._copied is not None
+    def out(self) -> Any:
+        """For `KVStore.pull`."""
+        return self.arriving.out if self.arriving else self.pulled
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether `complete` returns at once."""
-        return self._copied is None or self._copied.query()
-
-    def begun(self, copied: torch.Event) -> None:
-        """A copy to the memory has begun, which is complete after the event."""
-        self._copied = copied
-
-    def complete(self) -> Array | Encoded:
-        """Wait for the copy that has begun, if one has."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
-        return self._pushed
-
-    def forget(self, device: torch.device) -> None:
-        """What is computed from now on may change the gradients of the copy, for which nobody waits any more."""
-        if self._copied is not None:
-            copies.computing(device).wait_event(self._copied)
-            self._copied = None
-
-
-def encoded_memory(encodings: Sequence[Encoding], device: torch.device) -> PushedMemory:
-    """For a GPU's gradients, which are encoded there."""
-    encoders = [SliceEncoder(encoding, device) for encoding in encodings]
-    bare = [np.empty(each.nbytes, np.uint8) if each.memory is None else each.memory for each in encodings]
-    parts = list(map(pinned, bare))
-    return PushedMemory(parts, encoders)
-
-
-def begin_copies(device: torch.device, sources: Sequence[tuple[PushedMemory, torch.Tensor]]) -> None:
-    """Begin to copy the gradients (elements,) of buckets on one GPU to the host. Those that are encoded are encoded
-    together."""
-    copied = copies.to_host(device, lambda: _pairs(sources))
-    for memory, _ in sources:
-        memory.begun(copied)
-
-
-def _pairs(sources: Sequence[tuple[PushedMemory, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    coded: dict[Codec, list[tuple[SliceEncoder, torch.Tensor, torch.Tensor]]] = {}
-    for host, gradients in sources:
-        if not host.encoders:
-            yield gradients, host.memory[0]
-        for encoder, place in zip(host.encoders, host.memory, strict=False):
-            coded.setdefault(encoder.codec, []).append((encoder, encoder.of(gradients), place))
-    for each in coded.values():
-        encoders, slices, places = zip(*each, strict=True)
-        yield from zip(encode(encoders, slices), places, strict=True)
-
-
-def pinned(memory: Array) -> torch.Tensor:
-    """The same memory if it is pinned, else other memory that is."""
-    here = torch.from_numpy(memory)
-    return here if here.is_pinned() else torch.empty_like(here, pin_memory=True)
+    def arrival(self) -> Arrival:
+        """Of weights that have arrived for a GPU."""
+        assert self._weights is not None and self.arriving is not None
+        return Arrival(self.arriving, self._weights)
 
 
 class Results:
-    """The results of a bucket's pushes. They are read where the store has them, or for a GPU (not `on_cpu`) arrive in
-    pinned `memory`."""
+    """The results of a bucket's pushes, which are read where the store has them."""
 
-    def __init__(self, memory: torch.Tensor, places: Places, on_cpu: bool) -> None:
-        self._memory, self._places, self._on_cpu = memory, places, on_cpu
-        self._kept: dict[int, list[torch.Tensor]] = {}  # by address; see _views_of
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._kept: dict[int, list[torch.Tensor]] = {}  # by address
 
-    @property
-    def out(self) -> Any:
-        """For `KVStore.pushpull`."""
-        return READ if self._on_cpu else self._memory.numpy()
+    def take(self, gradients: torch.Tensor, handle: Handle, factor: float) -> None:
+        """Set the gradients (elements,) to the result, times `factor`."""
+        torch.mul(_read_only(handle.values[0]), factor, out=gradients)
 
-    def take(self, gradients: torch.Tensor, handle: Handle, factor: float, unused: torch.Event | None = None) -> None:
-        """Set the gradients (elements,) to the result, times `factor`. `unused`: see Bucket."""
-        total = self._total(handle)
-        if self._on_cpu:
-            torch.mul(_read_only(total), factor, out=gradients)
-        else:
-            copies.to_device(torch.from_numpy(total), gradients, unused)
-            if factor != 1.0:
-                gradients.mul_(factor)
-
-    def views(self, handle: Handle, factor: float) -> list[torch.Tensor] | None:
-        """The result for each parameter where the store has it, read-only; None if it must be taken."""
-        return self._views_of(self._total(handle)) if factor == 1.0 and self._on_cpu else None
-
-    def _total(self, handle: Handle) -> Array:
-        return handle.values[0] if handle.values else self._memory.numpy()
-
-    def _views_of(self, total: Array) -> list[torch.Tensor]:
-        """The gradients in `total`, which must not be written. Results arrive at the same few addresses, so the views
-        are kept by address. A view keeps its memory alive, so no other array can get the same address."""
+    def views(self, handle: Handle) -> list[torch.Tensor]:
+        """The result for each parameter, which must not be written. Results arrive at the same few addresses, so the
+        views are kept by address. A view keeps its memory alive, so no other array can get the same address."""
+        total = handle.values[0]
         address = total.__array_interface__["data"][0]
         views = self._kept.get(address)
         if views is None:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch import codecs, registered
+from dmltrain.backends.torch import pinned
 from dmltrain.backends.torch.distributed import same
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.backends.torch.distributed.flat import dense_strides
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
-from dmltrain.kvstore.encoded import Encoding
 
 BUCKET_BYTES = 1 << 20  # small enough to be pushed early in backward, large enough for the cost of a frame
 DTYPES = (torch.float32, torch.float64)
@@ -57,21 +56,13 @@ def _declare(store: KVStore, buckets: list[Bucket], whole: bool, mean: bool) -> 
 def lay_out(store: KVStore, buckets: Sequence[Bucket], keep: bool = False) -> None:
     """Give each bucket memory from which its key is pushed: for a GPU registered with the driver if servers of this
     host read it. A GPU encodes its gradients if it can. `keep`: see Bucket.lay_out."""
-    encodings = {bucket: found for bucket in buckets if bucket.on_gpu and (found := _encodings(store, bucket))}
-    plain = [bucket for bucket in buckets if bucket not in encodings]
+    encodings = {bucket: pinned.encodings(store, bucket.name) for bucket in buckets if bucket.on_gpu}
+    plain = [bucket for bucket in buckets if not encodings.get(bucket)]
     memories = dict(zip(plain, store.buffers([bucket.name for bucket in plain]), strict=True))
     pushed = [memory for bucket, memory in memories.items() if bucket.on_gpu]
-    pushed += [each.memory for found in encodings.values() for each in found if each.memory is not None]
-    registered.register([memory for memory in pushed if store.shares(memory)])
+    pinned.register(store, pushed, [each for found in encodings.values() for each in found])
     for bucket in buckets:
-        memory = np.empty(bucket.elements, np.float32) if bucket in encodings else memories[bucket]
-        bucket.lay_out(memory, keep, encodings.get(bucket, ()))
-
-
-def _encodings(store: KVStore, bucket: Bucket) -> Sequence[Encoding]:
-    """How the GPU of a bucket encodes its gradients; empty if the host does, or if they are not encoded."""
-    found = store.encodings(bucket.name)
-    return found if all(codecs.encodes(encoding.codec) for encoding in found) else ()
+        bucket.lay_out(memories.get(bucket, np.empty(0, np.float32)), keep, encodings.get(bucket, ()))
 
 
 def make_buckets(

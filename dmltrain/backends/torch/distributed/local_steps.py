@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import Bucket, arrival
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
 from dmltrain.backends.torch.distributed.flat import copy_all
-from dmltrain.backends.torch.distributed.gradients.leaving import Leaving
+from dmltrain.backends.torch.distributed.gradients.leaving import Arriving, Leaving
 from dmltrain.backends.torch.distributed.gradients.own import OwnGradients
 from dmltrain.backends.torch.distributed.layout import declared
 from dmltrain.backends.torch.distributed.members import RECEIPT, Members
@@ -291,14 +291,16 @@ class OuterOptimizer:
 
     def take(self, sent: Mapping[Bucket, Handle], factors: Mapping[Bucket, float]) -> None:
         """Make the outer step with the results of the pushes, times these factors."""
-        arrived = []
+        arriving, arrived = Arriving(), []
         for bucket, handle in sent.items():
             handle.wait()
-            bucket.receive(handle, 1.0 if bucket.on_gpu else factors[bucket])
             if bucket.on_gpu:
+                arriving.add(arrival(bucket, 1.0))
                 arrived.append(bucket)
             else:
+                bucket.receive(handle, factors[bucket])
                 self._step([bucket], 1.0)
+        arriving.finish()
         for factor in sorted({factors[bucket] for bucket in arrived}):
             self._step([bucket for bucket in arrived if factors[bucket] == factor], factor)
 

@@ -28,6 +28,7 @@ import torch
 from dmltrain.backends.torch.distributed import parameter_hooks
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
+from dmltrain.backends.torch.distributed.gradients.leaving import Arriving
 from dmltrain.backends.torch.distributed.gradients.pushes import PushedGradients
 from dmltrain.backends.torch.distributed.layout import declared
 from dmltrain.backends.torch.distributed.members import Members
@@ -45,7 +46,6 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, KVStore, ViewChanged
 from dmltrain.kvstore.choices import ExchangeChoices
-from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.worker.elastic_ops import ElasticOps
 
@@ -66,7 +66,7 @@ class StepsOnServers(Exchange):
         choices = replace(choices, defer=choices.defer and not store.elastic)
         members = Members(store, "receipts")
         super().__init__(PushedGradients(model, optimizer, buckets, choices, self), store, members)
-        self._early = choices.step_early
+        self._early, self._arriving = choices.step_early, Arriving()
         self._workers = store.num_workers if choices.average else 1  # at the job's start
         self._factor = _factor(store.kvstore_type, self._workers)
         store.set_optimizer(make_spec(optimizer, options_of_keys(store, optimizer, buckets), self._factor))
@@ -84,7 +84,7 @@ class StepsOnServers(Exchange):
         """Make memory for pulled weights, and let the model wait for them."""
         for bucket in self.gradients.buckets:
             if self._early:
-                bucket.weights.adopt()
+                bucket.weights.adopt(bucket.host.encodings)
             else:
                 bucket.weights.pulled = bucket.weights.on_host()
         if not self._early:
@@ -118,11 +118,14 @@ class StepsOnServers(Exchange):
         return True  # servers make the step
 
     def take(self, bucket: Bucket, handle: Handle) -> None:
-        if self._early:
-            bucket.weights.take()
-        else:
+        if not self._early:
             bucket.weights.set(torch.from_numpy(bucket.weights.pulled))
+        elif bucket.on_gpu:
+            self._arriving.add(bucket.weights.arrival())
         bucket.begin()
+
+    def took(self) -> None:
+        self._arriving.finish()
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +151,7 @@ class StepsOnServers(Exchange):
     def _pull(self) -> None:
         for bucket in self.gradients.buckets:
             bucket.stepped = True
-            handle = self.store.pull(bucket.name, bucket.weights.pulled, bucket.priority, wait=False)
+            handle = self.store.pull(bucket.name, bucket.weights.out, bucket.priority, wait=False)
             self.gradients.pending[bucket] = handle
 
     def synchronize(self) -> None:
@@ -214,9 +217,10 @@ class StepsOnServers(Exchange):
 
     def _pulled(self) -> dict[Bucket, Handle]:
         """The servers' weights, in separate memory."""
-        pulled = {
-            bucket: self.store.pull(bucket.name, READ, bucket.priority, wait=False) for bucket in self.gradients.buckets
-        }
+        pulled = {}
+        for bucket in self.gradients.buckets:
+            out = bucket.weights.out if bucket.on_gpu else READ
+            pulled[bucket] = self.store.pull(bucket.name, out, bucket.priority, wait=False)
         for handle in pulled.values():
             handle.wait()
         return pulled
@@ -224,8 +228,11 @@ class StepsOnServers(Exchange):
     def _take_all(self, pulled: dict[Bucket, Handle]) -> None:
         """Copy the new weights to the model."""
         for bucket, handle in pulled.items():
-            np.copyto(bucket.weights.pulled, handle.values[0])
-            bucket.weights.take()
+            if bucket.on_gpu:
+                self._arriving.add(bucket.weights.arrival())
+            else:
+                np.copyto(bucket.weights.pulled, handle.values[0])
+        self._arriving.finish()
 
     def _refresh_in_view(self) -> None:
         self._take_all(self._pulled())
@@ -246,18 +253,11 @@ class StepsOnServers(Exchange):
         if bucket in self.members.sent:
             return
         rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.members.rate_factor
-        gradients = bucket.host_gradients()
-        assert not isinstance(gradients, Encoded)  # see KVStore.encodings
-        self.store.push(bucket.name, self._scaled(gradients), bucket.priority, rate)
-        self.members.sent.add(bucket)
-
-    def _scaled(self, gradients: Array) -> Array:
-        """Gradients to push, of which the step uses the mean over the samples of the workers that stay."""
+        # The step uses the mean over the samples of the workers that stay.
         samples = self.members.samples() if self.members.together else self.members.dealt
-        if samples != self.members.dealt:
-            gradients = gradients * gradients.dtype.type(self.members.dealt / samples)
-        scale = self._scale()
-        return gradients if scale == 1.0 else gradients * gradients.dtype.type(scale)
+        factors = [factor for factor in (self.members.dealt / samples, self._scale()) if factor != 1.0]
+        self.store.push(bucket.name, bucket.host_gradients(factors), bucket.priority, rate)
+        self.members.sent.add(bucket)
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket, note_last_use, with_gradients
+from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket, arrival, note_last_use, with_gradients
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.exchange import Exchange, evaluated
+from dmltrain.backends.torch.distributed.gradients.leaving import Arriving
 from dmltrain.backends.torch.distributed.gradients.pushes import PushedGradients
 from dmltrain.backends.torch.distributed.gradients.uses import ParameterUses
 from dmltrain.backends.torch.distributed.layout import declared
@@ -62,7 +63,7 @@ class GradientSums(Exchange):
         self._factors_to_mean = {bucket: bucket.factor_to_mean(store) if choices.average else 1.0 for bucket in buckets}
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         self._factor = 1.0  # of that step
-        self._arrived: list[Bucket] = []  # on a GPU; `took` makes their step
+        self._arriving, self._arrived = Arriving(), list[Bucket]()  # on a GPU; `took` makes their step
         self._is_reduced = False  # the gradients are those of the recognised round of an elastic job
         in_buckets = {parameter for bucket in buckets for parameter in bucket.parameters}
         self._frozen = [parameter for parameter in self.gradients.parameters() if parameter not in in_buckets]
@@ -92,15 +93,19 @@ class GradientSums(Exchange):
 
     def take(self, bucket: Bucket, handle: Handle) -> None:
         factor = self._factors_to_mean[bucket] * self._factor
-        if not bucket.stepped:
+        if bucket.stepped:
+            bucket.check_unchanged()
+        if bucket.host.arriving:
+            self._arriving.add(arrival(bucket, factor))
+        elif not bucket.stepped:
             bucket.take_result(handle, factor)
+        elif bucket.on_gpu:
+            bucket.receive(handle, factor)
+        if bucket.on_gpu and bucket.stepped:
+            self._arrived.append(bucket)
+        if bucket.on_gpu or not bucket.stepped:
             return
         assert self._groups is not None  # _step_buckets sets `stepped` only if there are options for a step in parts
-        bucket.check_unchanged()
-        if bucket.on_gpu:
-            bucket.receive(handle, factor)
-            self._arrived.append(bucket)
-            return
         options = self._groups[bucket.group]
         with bucket.result_in_place(handle, factor, copied=changes_gradients(options)):
             step_parameters(self.inner, options, bucket.parameters)
@@ -108,6 +113,7 @@ class GradientSums(Exchange):
 
     def took(self) -> None:
         """Step the buckets on GPUs whose results have arrived, those of a group with one call of the optimizer."""
+        self._arriving.finish()
         arrived, self._arrived = self._arrived, []
         for group in sorted({bucket.group for bucket in arrived}):
             assert self._groups is not None  # as in `take`

@@ -21,6 +21,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dmltrain.backends.torch import pinned
+from dmltrain.backends.torch.pinned import Arrival, PushedMemory, arrive, begin_copies
 from dmltrain.backends.torch.process_group.group import Group
 from dmltrain.backends.torch.process_group.staging import StagedWork, on_host
 from dmltrain.backends.torch.process_group.sums import SumsOnServers
@@ -32,10 +34,12 @@ _numbers = itertools.count()
 
 @dataclass
 class Bucket:
-    """Gradients that travel together. `key`: of the kvstore; "" as long as they have come once only."""
+    """Gradients that travel together. `key`: of the kvstore; "" as long as they have come once only. `host`:
+    of a GPU that encodes and decodes them."""
 
     parameters: list[Callable[[], Any]]  # weak references
     key: str = ""
+    host: PushedMemory | None = None
 
     def has(self, parameters: list[torch.Tensor]) -> bool:
         own = [parameter() for parameter in self.parameters]
@@ -85,13 +89,19 @@ class State:
         known = self._known(bucket.parameters())
         if known is None or buffer.dtype == torch.float64:  # codecs are of float32
             return default_hooks.allreduce_hook(group, bucket)
-        values = on_host(buffer).to(torch.float32)
-        known.key = known.key or self._declare(sums, codec, len(values))
-        work = group.own(
-            f"the {codec} hook's mean of float32 ({len(values)},)",
-            functools.partial(sums.start_coded, known.key, values, 1.0 / group.size()),
-        )
-        return StagedWork(work, [(buffer, values)], [buffer]).get_future().then(lambda done: done.value()[0])
+        if not known.key:
+            self._declare(known, sums, codec, buffer)
+        land: Callable[[], Any]
+        if known.host and known.host.arriving:
+            begin_copies(buffer.device, [(known.host, buffer)])
+            start = functools.partial(sums.start_coded, known.key, buffer, known.host.complete(), known.host.out)
+            land = functools.partial(arrive, [Arrival(known.host.arriving, buffer, 1.0 / group.size())])
+        else:
+            values = on_host(buffer).to(torch.float32)
+            start = functools.partial(sums.start_coded, known.key, values, values.numpy(), values.numpy())
+            land = functools.partial(_take_mean, buffer, values, 1.0 / group.size())
+        work = group.own(f"the {codec} hook's mean of float32 ({len(buffer)},)", start)
+        return StagedWork(work, land, [buffer]).get_future().then(lambda done: done.value()[0])
 
     def _known(self, parameters: list[torch.Tensor]) -> Bucket | None:
         """The bucket of these parameters; None if it comes for the first time."""
@@ -101,9 +111,9 @@ class State:
         self._buckets[parameters[0]] = Bucket([weakref.ref(parameter) for parameter in parameters])
         return None
 
-    def _declare(self, sums: SumsOnServers, codec: str, size: int) -> str:
-        """The key of the next bucket, of `size` elements."""
-        number = len(self._keys)
+    def _declare(self, bucket: Bucket, sums: SumsOnServers, codec: str, buffer: torch.Tensor) -> None:
+        """The key of the next bucket."""
+        number, size, store = len(self._keys), len(buffer), sums.store
         key = f"{self._name} bucket {number}"
         loaded = self._loaded[number] if number < len(self._loaded) else torch.zeros(0)
         if len(loaded) not in (0, size):
@@ -111,11 +121,18 @@ class State:
                 f"the loaded state of hook {codec} has {len(loaded)} elements in bucket {number}, the model {size}: "
                 "load it with the model and the bucket_cap_mb that it was saved with"
             )
-        sums.store.init(key, np.zeros(size, np.float32), compression={"type": codec, **self._parameters})
+        store.init(key, np.zeros(size, np.float32), compression={"type": codec, **self._parameters})
+        if not buffer.is_cpu and (encodings := pinned.encodings(store, key)):
+            pinned.register(store, [], encodings)
+            bucket.host = PushedMemory(np.empty(0), buffer.device, encodings=encodings)
         if len(loaded):
-            sums.store.add_residual(key, loaded.numpy())
+            store.add_residual(key, loaded.numpy())
         self._keys.append(key)
-        return key
+        bucket.key = key
+
+
+def _take_mean(buffer: torch.Tensor, values: torch.Tensor, factor: float) -> None:
+    buffer.copy_(values.mul_(factor))
 
 
 def _servers_of(group: dist.ProcessGroup | None, codec: str = "") -> tuple[Group, SumsOnServers]:

@@ -19,13 +19,13 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor on any device -> its copy o
 
 
 class StagedWork(dist.Work):
-    """`work` sets the second ones of the `pairs`; this sets the first ones to their values, in a wait or before the
-    future ends. `results`: of the future."""
+    """What `work` brings to the host, `land` takes from there, in a wait or before the future ends. `results`: of the
+    future."""
 
-    def __init__(self, work: dist.Work, pairs: list[Pair], results: list[torch.Tensor]) -> None:
+    def __init__(self, work: dist.Work, land: Callable[[], None], results: list[torch.Tensor]) -> None:
         super().__init__()
-        self._work, self._pairs, self._results = work, pairs, results
-        self._landed = False
+        self._work, self._results = work, results
+        self._land_all: Callable[[], None] | None = land  # None: it has
         self._lock = threading.Lock()
 
     def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
@@ -65,9 +65,9 @@ class StagedWork(dist.Work):
 
     def _land(self) -> None:
         with self._lock, torch.no_grad():
-            for tensor, copy in self._pairs if not self._landed else []:
-                tensor.copy_(copy)
-            self._landed = True
+            land, self._land_all = self._land_all, None
+            if land:
+                land()
 
 
 def staged(name: str, operation: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
@@ -82,9 +82,14 @@ def staged(name: str, operation: Callable[..., dist.Work]) -> Callable[..., dist
         work = operation(self, first, *(_on_host(more, True, []) for more in arguments[1:]), **options)
         if name in WITHOUT_RESULTS:
             return work
-        return StagedWork(work, results, list(tensors_of(arguments[:1])))
+        return StagedWork(work, functools.partial(_copy_back, results), list(tensors_of(arguments[:1])))
 
     return on_any_device
+
+
+def _copy_back(pairs: list[Pair]) -> None:
+    for tensor, copy in pairs:
+        tensor.copy_(copy)
 
 
 def tensors_of(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:

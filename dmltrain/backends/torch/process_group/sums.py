@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from dmltrain.backends.torch.process_group.work import OwnWork
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.base import READ, Handle
+from dmltrain.kvstore.encoded import Encoded
 from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.transport.message.job import Start
 from dmltrain.kvstore.worker.store import DistKVStore
@@ -63,8 +65,8 @@ class Place:
 
 @dataclass
 class Piece:
-    """A part of a tensor on its way. `values` (elements,) is a view into the tensor. `place`: None: the sum comes into
-    the values themselves."""
+    """A part of a tensor on its way. `values` (elements,) is a view into the tensor. `place`: None: the caller
+    takes the sum."""
 
     values: torch.Tensor
     place: Place | None
@@ -75,10 +77,10 @@ class Piece:
     def land(self, workers: int) -> None:
         """Wait for the sum, and put it where the values were. Raises JobLost."""
         self.handle.wait()
-        total = self.handle.values[0] if self.place else self.values.numpy()
         if self.place:
+            total = self.handle.values[0]
             self.place.check(self.values, total, workers)
-        np.multiply(total[: len(self.values)], self.factor, out=self.values.numpy())
+            np.multiply(total[: len(self.values)], self.factor, out=self.values.numpy())
 
 
 class SumsOnServers:
@@ -127,13 +129,14 @@ class SumsOnServers:
                 self._pieces.put(Piece(values, place, handle, factor, last))
         return work
 
-    def start_coded(self, key: str, values: torch.Tensor, factor: float) -> OwnWork:
-        """As `start`, for float32 values (elements,) that travel as the codec of this key says."""
+    def start_coded(self, key: str, values: torch.Tensor, pushed: Array | Encoded, out: Any) -> OwnWork:
+        """The sum of float32 `values` (elements,), of which `pushed` is pushed as the codec of this key says, comes to
+        `out`."""
         work = OwnWork([values])
         with self._lock:
-            self.bytes += values.nbytes
-            handle = self.store.pushpull(key, values.numpy(), wait=False)
-            self._pieces.put(Piece(values, None, handle, factor, work))
+            self.bytes += 4 * len(values)
+            handle = self.store.pushpull(key, pushed, out, wait=False)
+            self._pieces.put(Piece(values, None, handle, 1.0, work))
         return work
 
     def _next_place(self, dtype: torch.dtype, size: int) -> Place:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.encoded import AsSent
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
 from dmltrain.kvstore.waiting import Trip
-from dmltrain.kvstore.worker.links.worker_slice import Destination, Traffic, as_bytes, moment, scatter, to_fill
+from dmltrain.kvstore.worker.links.worker_slice import (
+    Destination,
+    Parts,
+    Traffic,
+    WorkerSlice,
+    as_bytes,
+    moment,
+    scatter,
+    to_fill,
+)
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
 
 
 @dataclass(eq=False)
@@ -88,33 +102,39 @@ class Landing:
         )
 
     def _receive(self, header: Header, destination: Destination) -> None:
-        coded = header.dtype != destination.slice.value_type
-        if header.flags & Flag.SHARED:
-            self._copy_shared(header, destination, coded)
-        elif coded:
-            self._receive_coded(destination)
-        elif header.length:
-            self.link.read_parts(to_fill(destination.target))
+        slice_, as_sent = destination.slice, destination.target
+        codec = slice_.result_codec if header.dtype != slice_.value_type else None
+        if not isinstance(as_sent, AsSent):
+            return self._take(header, slice_, as_sent, slice_.dtype, codec)
+        memory, as_sent.codec = as_sent.memory[: header.length], codec
+        self._take(header, slice_, memory, memory.dtype, None)
+        if codec:
+            codec.check_sent(memory, slice_.range.length)
 
-    def _copy_shared(self, header: Header, destination: Destination, coded: bool) -> None:
-        data, since = self._shared(header), time.perf_counter()
-        if coded:
-            assert destination.slice.result_codec is not None and isinstance(destination.target, np.ndarray)
-            destination.slice.result_codec.decode(data, destination.target)
-        else:
-            scatter(data.view(destination.slice.dtype), destination.target)
-        self.traffic.landed += time.perf_counter() - since
-        self.release(header.key, header.slice, header.offset)
-
-    def _receive_coded(self, destination: Destination) -> None:
-        slice_ = destination.slice
-        assert slice_.result_codec is not None and isinstance(destination.target, np.ndarray)
-        if slice_.receiving is None:
-            slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
-        self.link.read_into(as_bytes(slice_.receiving))
+    def _take(
+        self, header: Header, slice_: WorkerSlice, target: Array | Parts, dtype: np.dtype[Any], codec: Codec | None
+    ) -> None:
+        """Bring a value of this type to its target. `codec`: with which it is decoded there."""
+        is_shared = bool(header.flags & Flag.SHARED)
+        if not is_shared and not codec:
+            return self.link.read_parts(to_fill(target)) if header.length else None
+        data = self._shared(header) if is_shared else self._received(slice_, header.length)
         since = time.perf_counter()
-        slice_.result_codec.decode(slice_.receiving, destination.target)
+        if codec:
+            assert isinstance(target, np.ndarray)
+            codec.decode(data, target)
+        else:
+            scatter(data.view(dtype), target)
         self.traffic.landed += time.perf_counter() - since
+        if is_shared:
+            self.release(header.key, header.slice, header.offset)
+
+    def _received(self, slice_: WorkerSlice, size: int) -> Array:
+        """An encoded value, uint8."""
+        if slice_.receiving is None:
+            slice_.receiving = np.empty(size, np.uint8)
+        self.link.read_into(as_bytes(slice_.receiving))
+        return slice_.receiving
 
     def _shared(self, header: Header) -> Array:
         """A value in the server's memory, uint8."""

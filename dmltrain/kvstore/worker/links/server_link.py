@@ -108,7 +108,8 @@ class ServerLink:
         """The frame of a gradient that the sending thread must copy, encode or send."""
         view = self.view  # now, because the frame may be sent when this link has entered a later view
         header = partial(_header, slice_, view, clock, rate, priority, ready)
-        if not _is_encoded(slice_, data) and (slice_.codec or self.link.own_arena is not None):
+        # In an elastic job an encoded push may be encoded again, in the same memory, while this frame is sent.
+        if view if _is_encoded(slice_, data) else slice_.codec or self.link.own_arena is not None:
             last = moment(view, clock)
             prepare = partial(self._prepared, slice_, data, last, self.op, header, flags)
             return Frame(b"", priority=priority, prepare=prepare, droppable=True)
@@ -142,7 +143,9 @@ class ServerLink:
             taken = arena.take(slice_.push_bytes) if arena else None
             slice_.sending = taken[1] if taken else np.zeros(slice_.push_bytes, np.uint8)
         memory = slice_.sending if free else np.zeros(slice_.push_bytes, np.uint8)
-        if slice_.codec:
+        if _is_encoded(slice_, data):
+            gather(data, memory)
+        elif slice_.codec:
             assert isinstance(data, np.ndarray)
             was_aborted = last < moment(self.view, 0)
             slice_.encode(data, memory, None if was_aborted else op)

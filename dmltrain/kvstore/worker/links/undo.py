@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from dmltrain.base.arrays import Array
+from dmltrain.kvstore.encoded import Residual
+
+
+@dataclass(eq=False, slots=True)
+class HostResidual:
+    """Of pushes that the store encodes: see kvstore.encoded.Residual."""
+
+    values: Array
+    _kept: Array | None = None
+
+    def read(self) -> Array:
+        return self.values
+
+    def write(self, values: Array) -> None:
+        self.values[:] = values
+
+    def keep(self) -> None:
+        if self._kept is None:
+            self._kept = np.empty_like(self.values)
+        np.copyto(self._kept, self.values)
+
+    def restore(self) -> None:
+        assert self._kept is not None
+        np.copyto(self.values, self._kept)
 
 
 @dataclass(eq=False, slots=True)
 class Undo:
-    """For the `residual` of one slice, float32 (length,)."""
+    """For the `residual` of one slice."""
 
-    residual: Array
-    _before: Array = field(init=False)  # what it was before the round of `_op` was encoded
-    _op: int = 0
-
-    def __post_init__(self) -> None:
-        self._before = np.zeros_like(self.residual)
+    residual: Residual
+    _op: int = 0  # whose round was encoded last
 
     def keep(self, op: int) -> None:
         """Remember the residual: the push of this op is encoded next."""
         if op > self._op:
-            np.copyto(self._before, self.residual)
+            self.residual.keep()
             self._op = op
 
     def back_to(self, base: int) -> None:
         """A view begins after op `base`. If the last encoded push was of a later op, that op was aborted, and its push
         will be encoded again: restore the residual."""
         if self._op > base:
-            np.copyto(self.residual, self._before)
+            self.residual.restore()
             self._op = base
 
     def forget(self) -> None:
         """Begin with a residual of zero."""
-        self.residual[:] = 0
+        self.residual.write(np.zeros(1, np.float32))
         self._op = 0

@@ -10,11 +10,11 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.encoded import Encoding, Residual
+from dmltrain.kvstore.encoded import AsSent, Encoding, Residual
 from dmltrain.kvstore.transport import flat, wire
 from dmltrain.kvstore.transport.shared_memory import ALIGNMENT, Arena
 from dmltrain.kvstore.worker.links.sharding import Slice
-from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.undo import HostResidual, Undo
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
@@ -36,8 +36,7 @@ class WorkerSlice:
     result_codec: Codec | None  # of pulled values
     sending: Array | None = None  # pushes are copied or encoded into it, uint8
     receiving: Array | None = None  # receives encoded values, uint8
-    residual: Array | None = None  # of the encoded pushes, (length,) float32
-    kept: Residual | None = None  # in its place, if the caller encodes the pushes
+    residual: Residual | None = None  # of the encoded pushes; not the store's own if the caller encodes them
     undo: Undo | None = None  # of the residual, in an elastic job
     loaned: int = 0  # the last moment whose push lies in `sending` in shared memory, where the server reads it
     returned: int = 0  # the last moment whose value has arrived: the server has finished reading `sending`
@@ -52,51 +51,48 @@ class WorkerSlice:
         self.push_bytes = self.codec.nbytes(length) if self.codec else self.nbytes
         self.push_type = self.codec.number if self.codec else self.value_type
         if self.codec and self.codec.needs_residual:
-            self.residual = np.zeros(length, np.float32)
+            self.residual = HostResidual(np.zeros(length, np.float32))
 
-    def encoding(self, arena: Arena | None) -> Encoding:
-        """For a caller that encodes the pushes from now on. `arena`: shared with the server, if there is one."""
+    def encoding(self, arena: Arena | None, op: Callable[[], int]) -> Encoding:
+        """For a caller that encodes the pushes from now on. `arena`: shared with the server, if there is one. `op`: the
+        one of an elastic job whose push comes next."""
         assert self.codec is not None
         taken = arena.take(self.push_bytes) if arena else None
-        memory = taken[1] if taken else None
-        return Encoding(self.range.start, self.range.length, self.codec, memory, self._keep_residual)
+        place = self.range.start, self.range.length, self.codec, taken[1] if taken else None
+
+        def begin() -> None:
+            if self.undo is not None:
+                self.undo.keep(op())
+
+        def take_back() -> None:
+            if self.undo is not None:
+                self.undo.back_to(op() - 1)
+
+        return Encoding(*place, self._keep_residual, begin, take_back)
 
     def _keep_residual(self, residual: Residual) -> None:
-        self.kept = residual
-
-    def read_residual(self) -> Array:
-        """For reading, until the next push."""
-        assert self.residual is not None  # see residual.slices_with_residual
-        return self.kept.read() if self.kept else self.residual
-
-    def write_residual(self, values: Array) -> None:
-        """Replace the residual by `values` (length,)."""
-        assert self.residual is not None
-        if self.kept:
-            self.kept.write(values)
-        else:
-            self.residual[:] = values
+        self.residual, self.undo = residual, self.undo and Undo(residual)
 
     def encode(self, data: Array, memory: Array, op: int | None) -> None:
         """Encode a push of this op, (length,), into `memory`, uint8. None: its round was aborted, so the residual must
         stay."""
         assert self.codec is not None
-        residual = self.residual
-        if residual is not None and self.undo is not None:
+        values = self.residual.values if isinstance(self.residual, HostResidual) else None
+        if values is not None and self.undo is not None:
             if op is None:
-                residual = residual.copy()
+                values = values.copy()
             else:
                 self.undo.keep(op)
-        self.codec.encode(data, memory, residual)
+        self.codec.encode(data, memory, values)
 
 
 @dataclass(eq=False, slots=True)
 class Destination:
     """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place. The target of
-    a flat key may be Parts."""
+    a flat key may be Parts, that of a slice which the caller decodes AsSent."""
 
     slice: WorkerSlice
-    target: Array | Parts
+    target: Array | Parts | AsSent
     handle: Handle
     keep: Callable[[WorkerSlice, Array, int], None] | None = None  # takes the read-only value, which it must release
     asked: float = 0.0  # when it was pushed (or pulled, if each push is a step), time.perf_counter

@@ -1,4 +1,5 @@
-"""The GPUs of this host, as one long-lived nvidia-smi reports them.
+"""The GPUs of this host, as one long-lived nvidia-smi reports them, or where there is none, a process that reads the
+files of AMD's driver.
 
 It is a process of its own because a faulty driver can block its caller for ever. It is no process of the job: the agent
 kills it at the job's end, and does not count it as left if it survives because its driver blocks. It ends when the
@@ -9,10 +10,12 @@ report of a GPU the agent ends it, and the host counts as one without GPUs.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import selectors
 import subprocess
+import sys
 from typing import NamedTuple
 
 from dmltrain_launch.agent.process import Process, process
@@ -21,6 +24,24 @@ from dmltrain_launch.agent.spawn import shielded
 PROGRAM = "nvidia-smi"
 LOOP_MS = 1000  # about the period over which the driver averages
 ARGUMENTS = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits", f"--loop-ms={LOOP_MS}")
+AMD = "/sys/bus/pci/drivers/amdgpu"  # has a folder for each GPU
+# Prints of these what nvidia-smi prints.
+OF_AMD = f"""
+import glob, sys, time
+
+def read(path, unit):
+    try:
+        with open(path) as file:
+            return "%.1f" % (int(file.read()) / unit)
+    except (OSError, ValueError):
+        return "[N/A]"
+
+while True:
+    for index, folder in enumerate(sorted(glob.glob(glob.escape(sys.argv[1]) + "/*:*"))):
+        print(index, read(folder + "/gpu_busy_percent", 1), read(folder + "/mem_info_vram_used", 1 << 20), sep=",")
+    sys.stdout.flush()
+    time.sleep({LOOP_MS / 1000})
+"""
 VALUE = rb"\s*(\d{1,9}(?:\.\d{0,9})?|\[[^\],]{1,40}\])\s*"  # a number, or [N/A]
 LINE = re.compile(rb"\s*(\d{1,5})\s*," + VALUE + rb"," + VALUE)
 LINE_BYTES = 200
@@ -37,7 +58,7 @@ class GpuUse(NamedTuple):
 
 
 class Reports:
-    """What nvidia-smi has printed: `feed` it, `take` the use since the last call."""
+    """What the process has printed: `feed` it, `take` the use since the last call."""
 
     def __init__(self) -> None:
         self._rest, self._wrong = b"", 0
@@ -71,20 +92,23 @@ class Reports:
 
 
 class Gpus:
-    """Starts `program`, if the host has it, and reads it through `selector`."""
+    """Starts `program` if the host has it, else what reads the folder `amd`, and reads it through `selector`."""
 
-    def __init__(self, selector: selectors.BaseSelector, program: str = PROGRAM):
+    def __init__(self, selector: selectors.BaseSelector, program: str = PROGRAM, amd: str = AMD):
         self._selector, self._reports = selector, Reports()
         self._popen: subprocess.Popen[bytes] | None = None
         self._identity: Process | None = None
-        with contextlib.suppress(OSError), shielded():  # there is none, and so no GPU
-            self._popen = subprocess.Popen(
-                [program, *ARGUMENTS],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # it gets no signal of a terminal
-            )
+        of_amd = [[sys.executable, "-I", "-S", "-c", OF_AMD, amd]] if glob.glob(f"{glob.escape(amd)}/*:*") else []
+        for command in ([program, *ARGUMENTS], *of_amd):
+            with contextlib.suppress(OSError), shielded():  # there is none
+                self._popen = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # it gets no signal of a terminal
+                )
+                break
         if self._popen and self._popen.stdout:
             self._identity = process(self._popen.pid)
             os.set_blocking(self._popen.stdout.fileno(), False)
@@ -92,11 +116,11 @@ class Gpus:
 
     @property
     def pid(self) -> int:
-        """Of nvidia-smi; 0 without one."""
+        """Of the process; 0 without one."""
         return self._popen.pid if self._popen else 0
 
     def is_mine(self, other: Process) -> bool:
-        """Whether it is nvidia-smi, and no later process with its pid."""
+        """Whether it is the process, and no later one with its pid."""
         mine = self._identity
         return mine is not None and (mine.pid, mine.start) == (other.pid, other.start)
 

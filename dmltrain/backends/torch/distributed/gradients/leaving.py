@@ -1,4 +1,5 @@
-"""Gradients on their way from GPUs to the host. Each bucket is sent when it is there; nothing waits before."""
+"""Gradients on their way from GPUs to the host, and results on their way back. A bucket is sent when it is on the host;
+nothing waits before. What is encoded is encoded, and decoded, together."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
+from dmltrain.backends.torch.pinned import Arrival, arrive
 
-ENCODED_TOGETHER = 8 << 20  # bytes of gradients: each encoding has many kernels, however few elements it is of
+TOGETHER = 8 << 20  # bytes of gradients: each encoding has many kernels, however few elements it is of
 
 
 class Leaving:
-    """See the module."""
+    """Gradients."""
 
     def __init__(self) -> None:
         self._gathered: list[Bucket] = []  # which are to be encoded together
@@ -25,7 +27,7 @@ class Leaving:
         if self._gathered and self._gathered[0].device != bucket.device:
             self._begin()
         self._gathered.append(bucket)
-        if not bucket.host.encoders or sum(each.gradients.nbytes for each in self._gathered) >= ENCODED_TOGETHER:
+        if not bucket.host.encoders or sum(each.gradients.nbytes for each in self._gathered) >= TOGETHER:
             self._begin()
 
     def arrived(self, wait: bool) -> Iterator[Bucket]:
@@ -42,4 +44,24 @@ class Leaving:
     def _begin(self) -> None:
         copy_to_host(self._gathered)
         self._copying += self._gathered
+        self._gathered.clear()
+
+
+class Arriving:
+    """Results, or weights of servers."""
+
+    def __init__(self) -> None:
+        self._gathered: list[Arrival] = []  # which are to be decoded together
+
+    def add(self, arrival: Arrival) -> None:
+        if self._gathered and self._gathered[0].target.device != arrival.target.device:
+            self.finish()
+        self._gathered.append(arrival)
+        if not arrival.memory.is_encoded or sum(each.target.nbytes for each in self._gathered) >= TOGETHER:
+            self.finish()
+
+    def finish(self) -> None:
+        """What is computed from now on sees all that was added."""
+        if self._gathered:
+            arrive(self._gathered)
         self._gathered.clear()

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import Bucket, arrival
+from dmltrain.backends.torch.distributed.gradients.leaving import Arriving
 from dmltrain.backends.torch.distributed.layout import check_trainable, lay_out, split, wire_type
 from dmltrain.kvstore.base import Handle, KVStore
 
@@ -94,13 +95,20 @@ class ParameterBuckets:
     def results(
         self, sent: Mapping[Bucket, Handle], buckets: Iterable[Bucket]
     ) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:
-        """The sums or means of these buckets, as they arrive: valid until the bucket is sent again."""
-        left = list(buckets)
+        """The sums or means of these buckets, as they arrive, those on GPUs at the end: valid until the bucket is sent
+        again."""
+        left, arriving, on_gpus = list(buckets), Arriving(), []
         while left:
             bucket = next((bucket for bucket in left if sent[bucket].done), left[0])
             left.remove(bucket)
             sent[bucket].wait()
-            yield bucket, bucket.result(sent[bucket], self._factor[bucket])
+            if bucket.on_gpu:
+                arriving.add(arrival(bucket, self._factor[bucket]))
+                on_gpus.append(bucket)
+            else:
+                yield bucket, bucket.result(sent[bucket], self._factor[bucket])
+        arriving.finish()
+        yield from ((bucket, bucket.views) for bucket in on_gpus)
 
 
 def _kind(parameter: nn.Parameter) -> TensorKind:
