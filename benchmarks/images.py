@@ -23,7 +23,7 @@ from report import facts, fail, installed, show, spread
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dmltrain.data.assignment.parts import Shared
-from dmltrain.data.batches import TrainBatches
+from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.broken import SkippedRecords
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation, augmentation_level
@@ -57,13 +57,15 @@ CASES = {
 SYSTEMS = ("dmltrain", "mxnet")
 
 
-def dmltrain_epochs(path: str, augmentation: ImageAugmentation, threads: int) -> Iterator[int]:
-    """One epoch after another, as a training program reads them; yields how many images each had."""
+def dmltrain_epochs(path: str, augmentation: ImageAugmentation, threads: int, training: bool = True) -> Iterator[int]:
+    """One epoch after another, as a training program reads them, or tests on them; yields how many images each had."""
     reader = open_reader(path)
     samples = Decoded(reader, len(reader), augmentation, SHAPE, CLASSES, SkippedRecords(0, print))
     parts = Shared(len(reader), 1, BATCH, len(reader))
     for epoch in itertools.count():
-        yield sum(len(batch.labels) for batch in TrainBatches(samples, parts.part(0, 0, epoch), threads))
+        part = parts.part(0, 0, epoch)
+        batches = TrainBatches(samples, part, threads) if training else EvalBatches(samples, part.order, BATCH)
+        yield sum(len(batch.labels) for batch in batches)
 
 
 def mxnet_epochs(path: str, augmentation: ImageAugmentation, threads: int) -> Iterator[int]:

@@ -46,14 +46,15 @@ def _in_shares(of: Callable[[torch.Tensor], torch.Tensor], labels: torch.Tensor,
 
 
 def mixed(images: torch.Tensor, mixing: Mixing) -> torch.Tensor:
-    """float32 (N, C, H, W); a new tensor in the same layout, also where `roll` gives another one."""
-    partners = images.roll(1, 0)
-    if mixing.box is None:
-        return images.mul(mixing.share).add_(partners, alpha=1.0 - mixing.share)
-    top, left, bottom, right = mixing.box
-    cut = images.clone()
-    cut[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
-    return cut
+    """float32 (N, C, H, W); a new tensor in the same layout."""
+    made = images.clone() if mixing.box else images.mul(mixing.share)
+    for own, partners in ((made[1:], images[:-1]), (made[:1], images[-1:])):  # `roll` would copy all images
+        if mixing.box:
+            top, left, bottom, right = mixing.box
+            own[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
+        else:
+            own.add_(partners, alpha=1.0 - mixing.share)
+    return made
 
 
 class Clipping:
