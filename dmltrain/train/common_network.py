@@ -16,7 +16,7 @@ from dmltrain.train.loading import other_shapes, shape_and_classes
 
 
 def check(options: Options) -> None:
-    """Raise UserError, before any data are read, if the options of the network do not fit it."""
+    """Raise UserError, before any data are read, if there is no network of the options."""
     if options.pretrained_model or graph_file.is_graph(options.network):
         return  # files tell, which only workers need have
     shape, classes = shape_and_classes(options)
@@ -29,19 +29,19 @@ def create(options: Options, num_classes: int | None, image_shape: tuple[int, in
     network = _built(options, num_classes, image_shape)
     if graph_file.is_graph(options.network):
         check_same(options.network, network, store)
+    for given, shape in other_shapes(options).items():
+        other = _built(options, num_classes, shape)
+        if (other.root, other.parameters()) != (network.root, network.parameters()):
+            raise UserError(
+                f"{given}: {network.name} has other layers or weights for images of this size: use sizes for which it "
+                "is the same, or a network that ends with the mean over all positions, such as resnet"
+            )
     initialiser = INITIALISERS[options.initializer]
     return replace(network, initialiser=initialiser) if initialiser else network
 
 
 def _built(options: Options, num_classes: int | None, image_shape: tuple[int, int, int]) -> Network:
     network = models.create(options.network, options.num_layers, num_classes, image_shape, **options.network_options)
-    for given, shape in other_shapes(options).items():
-        other = models.create(options.network, options.num_layers, num_classes, shape, **options.network_options)
-        if (other.root, other.parameters()) != (network.root, network.parameters()):
-            raise UserError(
-                f"{given}: {network.name} has other layers or weights for images of this size: use sizes for which it "
-                "is the same, or a network that ends with the mean over all positions, such as resnet"
-            )
     if options.sync_bn and not network.auxiliary():
         raise UserError(f"--sync-bn: network {network.name} has no batch norm: leave --sync-bn out")
     return network
