@@ -362,9 +362,9 @@ def recorded(jobs, recording, tmp_path):
 
 
 def test_a_replay_of_another_job_lists_what_differs(jobs, recorded):
-    job = jobs.start("", "--replay", recorded, "--seed", 3, "--batch-size", 6, workers=2, servers=1)
-    differs = "it is of a job with 3 worker(s) and seed 0, this one has 2 worker(s) and seed 3"
-    refused(job, f"--replay {recorded}: {differs}: start this job with -n 3 and --seed 0", codes=(2, 75))
+    job = jobs.start("", "--replay", recorded, "--mom", 0.5, "--batch-size", 6, workers=2, servers=1)
+    differs = "it is of a job with 3 worker(s) and no --mom, this one has 2 worker(s) and --mom 0.5"
+    refused(job, f"--replay {recorded}: {differs}: start this job with -n 3 and no --mom", codes=(2, 75))
 
 
 def test_a_replay_that_loses_a_worker_ends(jobs, recorded):
