@@ -99,6 +99,8 @@ def train(options: Options, command: str) -> None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     environment = env.read()
     checks.check(options, environment)
+    if environment.role == "worker" and not (options.test_io or options.show_schedule is not None):
+        common_network.check(options)
     # Import the framework before joining the job: that takes seconds, in which a process sends no heartbeat. A server
     # that joins a running job does so while the others train.
     joins_as_server = environment.role == "server" and environment.joins

@@ -253,7 +253,7 @@ def test_workers_must_be_asked_for_the_same_epoch(job, tmp_path, log):
 def checked(job, networks):
     def check(store):
         try:
-            common_network.check("m-symbol.json", networks[store.rank], store)
+            common_network.check_same("m-symbol.json", networks[store.rank], store)
         except UserError as error:
             return str(error)
         return ""

@@ -20,7 +20,9 @@ import pytest
 
 from dmltrain import fit
 from dmltrain.checkpoints import checkpoint
+from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Tanh, chain
 from dmltrain.logs import record
+from dmltrain.mxnet_files import write
 from tests.copied_tree import search_path
 from tests.forked_job import ForkedJob, forker, run_forked
 
@@ -255,6 +257,11 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
         (["--random-crop", "--mean-img", "m.npy", "--val-image-shape", "1,12,12"], ["--mean-img has a single size"]),
         (["--random-crop", "--val-image-shape", "3,12,12"], ["3,12,12: expected 1 channel(s)"]),
         (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
+        (
+            ["--dataset", "cifar10", "--data-dir", "/nonexistent", "--sync-bn"],
+            ["mlp has no batch norm: leave --sync-bn"],
+        ),
+        (["--data-train", "none", "--network", "convnext-t", "--stochastic-depth", "2"], ["--stochastic-depth is 2"]),
         (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
         (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
         (["--backend", "mxnet", "--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
@@ -344,42 +351,60 @@ RECIPE += ["--ema-decay", 0.9]
 SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"]
 
 
+# Smooth: rounding does not decide which values a ReLU passes.
+NORMS = chain(
+    *(Conv("conv0", 4, kernel=3, bias=False), BatchNorm("bn0"), Tanh("a0"), Conv("conv1", 4, kernel=3, bias=False)),
+    *(BatchNorm("bn1", fixed_scale=False), Tanh("a1"), Flatten(), Dense("fc0", 10)),
+)
+SYNC_BN = ["--sync-bn", 1]
+
+
 @pytest.mark.parametrize(
-    ("backend", "words", "recipe"),
+    ("workers", "backend", "words", "recipe"),
     [
-        ("torch", [], []),
-        ("torch", [], RECIPE),
+        (2, "torch", [], []),
+        (2, "torch", [], RECIPE),
+        (2, "torch", ["--devices", "cpu:2"], SYNC_BN),
+        pytest.param(3, "torch", ["--update-on-kvstore", 1], SYNC_BN, marks=pytest.mark.thorough),
         # make test has test_mxnet_kvstore.py
-        pytest.param("mxnet", ["--update-on-kvstore", 0], [], marks=pytest.mark.thorough),
-        pytest.param("mxnet", ["--update-on-kvstore", 1], [], marks=pytest.mark.thorough),
+        pytest.param(2, "mxnet", ["--update-on-kvstore", 0], [], marks=pytest.mark.thorough),
+        pytest.param(2, "mxnet", ["--update-on-kvstore", 1], [], marks=pytest.mark.thorough),
     ],
 )
-def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(tmp_path, run, backend, words, recipe):
+def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(
+    tmp_path, run, workers, backend, words, recipe
+):
     """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
     installed(backend)
-    common = ["--backend", backend, "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05, *recipe]
+    (tmp_path / "norms-symbol.json").write_bytes(write.graph(Network("norms", NORMS, (1, 8, 8), 10)))
+    network = tmp_path / "norms-symbol.json" if recipe is SYNC_BN else "mlp"
+    common = ["--backend", backend, "--network", network, "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05]
+    common += recipe
     sync = [*common, "--kv-store", "dist_sync", "--batch-size", 32, *words]
     sync += ["--model-prefix", tmp_path / "m", "--load-epoch", "last"]  # there is none yet
-    first = finished(tmp_path / "first", 2, 2, *sync)
+    first = finished(tmp_path / "first", workers, 2, *sync)
     assert agree(first)
     assert first[0].values("Train-accuracy", 0) != first[1].values("Train-accuracy", 1)
-    assert all(int(value) > 4 * 17226 for value in first[0].values("Sent"))
+    assert all(int(value) > 4 * 17226 for value in first[0].values("Sent")) or recipe is SYNC_BN
     if backend == "mxnet":
         ranks = [re.search(rf"Worker {rank} is rank (\d) of MXNet's kvstore", first[rank].text)[1] for rank in (0, 1)]
         assert sorted(ranks) == ["0", "1"]
-    run(*common, "--batch-size", 64, "--model-prefix", tmp_path / "one")
+    run(*common, "--batch-size", 32 * workers, "--model-prefix", tmp_path / "one")
     two, one = (weights(saved(tmp_path / name, 3, backend)) for name in ("m", "one"))
     for name, value in one.items():
         assert np.abs(two[name] - value).max() / np.abs(value).max() < 1e-5, name
 
     for file in tmp_path.glob("m-0003.*"):  # also MXNet's own
         file.unlink()
-    resumed = finished(tmp_path / "resumed", 2, 2, *sync)
+    resumed = finished(tmp_path / "resumed", workers, 2, *sync)
     assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
-    for rank in (0, 1):
+    for rank in range(workers):
         assert resumed[rank].results(rank) == later(first[rank].results(rank), 2)
     averages = {
-        log.digest(rank, "Their average") for logs in (first, resumed) for rank, log in enumerate(logs) if recipe
+        log.digest(rank, "Their average")
+        for logs in (first, resumed)
+        for rank, log in enumerate(logs)
+        if recipe is RECIPE
     }
     assert len(averages) == len(first[0].values("Validation-average-accuracy")) / 3
 

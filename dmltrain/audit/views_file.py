@@ -13,14 +13,15 @@
        "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0,
        "returned": [[1793, 1793], [1797, 1797]]}]}
 
-"job" also has "iterations", "test_interval", "snapshot" and "local_steps" where they are not 0.
+"job" also has "iterations", "test_interval", "snapshot" and "local_steps" where they are not 0, and that of a training
+program "options", such as {"--label-smoothing": "0.1"}.
 `returned`: the positions of the epoch that the loss of a member returned, as ranges from the first to the last. They
 are for readers only, because a replay computes them again. `servers` are for readers too: no result depends on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ MOST_BYTES = 64 << 20
 MOST_RANKS = 1 << 16  # workers that join later have ranks above those of the start
 # of a job: only those that are not 0 are written
 _OPTIONS = ("iterations", "test_interval", "snapshot", "local_steps")
+_SPARED = (*_OPTIONS, "options")  # and those that are not None
 if TYPE_CHECKING:
     KVStore = str
     KVStoreOrNone = str
@@ -58,6 +60,8 @@ class JobFacts:
     of a view, and not `batch`. kvstore: the name of its type. iterations: if not 0, the run ends after so many steps,
     in the middle of its last epoch. test_interval, snapshot: after how many steps members stop for a test and for a
     snapshot; 0: they do not. local_steps: if not 0, each member makes so many steps between two averages of weights.
+    options: others on which the weights depend, as on the command line, where they are not the defaults; None: not
+    known, as of a script or in the file of an older version.
     """
 
     MAY_OMIT = True
@@ -75,6 +79,7 @@ class JobFacts:
     test_interval: Count = 0
     snapshot: Count = 0
     local_steps: Count = 0
+    options: Mapping[str, str] | None = None
 
     def together(self, view: View) -> bool:
         """Whether the members of this view make each step together."""
@@ -188,7 +193,8 @@ def write(folder: Path, recorded: RecordedJob) -> None:
 def encode(recorded: RecordedJob) -> bytes:
     """The file's content: one line for each view."""
     rows = b",\n  ".join(json_text.encode(_row(entered)) for entered in recorded.entered)
-    job = json_text.encode({name: value for name, value in vars(recorded.job).items() if value or name not in _OPTIONS})
+    known = vars(recorded.job).items()
+    job = json_text.encode({name: value for name, value in known if value not in (0, None) or name not in _SPARED})
     return b'{"format": %d,\n "job": %b,\n "views": [\n  %b]}\n' % (FORMAT, job, rows)
 
 
@@ -276,11 +282,15 @@ def _check_next(before: View, view: View) -> None:
 def check_same(recorded: RecordedJob, own: JobFacts, option: str) -> None:
     """Raises UserError, which begins with `option` and lists each different fact, unless the file is of such a job."""
     job = recorded.job
-    names = [name for name in JobFacts.__annotations__ if _fact(job, name) != _fact(own, name)]
-    if not names:
+    names = [name for name in _FACTS if _fact(job, name) != _fact(own, name)]
+    options = _different_options(job.options, own.options)
+    if not (names or options):
         return
-    theirs, ours = (_listed([_FACTS[name].format(_fact(facts, name)) for name in names]) for facts in (job, own))
-    fixes = dict.fromkeys(_FIXES[name].format(_option_value(job, name)) for name in names)
+    theirs, ours = (
+        _listed([*(_FACTS[name].format(_fact(facts, name)) for name in names), *_given(facts, options)])
+        for facts in (job, own)
+    )
+    fixes = dict.fromkeys([*(_FIXES[name].format(_option_value(job, name)) for name in names), *_given(job, options)])
     raise UserError(
         f"{option}: it is of a job with {theirs}, this one has {ours}: start this job with {_listed([*fixes])}"
     )
@@ -332,6 +342,18 @@ _FIXES = {
     "kvstore": "--kv-store {}",
     **dict.fromkeys(_OPTIONS, "{}"),
 }
+
+
+def _different_options(theirs: Mapping[str, str] | None, ours: Mapping[str, str] | None) -> list[str]:
+    """Their names; none unless both are known."""
+    if theirs is None or ours is None:
+        return []
+    return [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+
+
+def _given(job: JobFacts, options: Sequence[str]) -> list[str]:
+    known = job.options or {}
+    return [f"{name} {known[name]}" if name in known else f"no {name}" for name in options]
 
 
 def _fact(job: JobFacts, name: str) -> object:

@@ -73,12 +73,13 @@ class Replicas(ABC, Generic[Device, Tensor]):
 
     # -- samples --------------------------------------------------------------------------------------------------
 
-    def parts(self, images: Array, labels: Array) -> list[tuple[Tensor, Tensor] | None]:
-        """The batch in one equal share per device, on that device; None for a share without samples."""
+    def parts(self, images: Array, labels: Array, with_empty: bool = False) -> list[tuple[Tensor, Tensor] | None]:
+        """The batch in one equal share per device, on that device; without `with_empty` None for a share without
+        samples."""
         count = len(self.devices)
         shares = zip(np.array_split(images, count), np.array_split(labels, count), strict=True)
         return [
-            (self._input(index, x), self.place(y, self.devices[index])) if len(y) else None
+            (self._input(index, x), self.place(y, self.devices[index])) if len(y) or with_empty else None
             for index, (x, y) in enumerate(shares)
         ]
 

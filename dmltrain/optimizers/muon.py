@@ -1,8 +1,9 @@
 """muon: orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for the rest.
 
-Weights of two and more dimensions are matrices with a row for each output, but for the last layer's. As in Liu et al.
-2025 (arXiv 2502.16982) their step is scaled to the size of AdamW's, so that --lr and --wd serve both. The iteration
-computes in the type of the weights; torch.optim.Muon does so in bfloat16.
+Weights of two and more dimensions are matrices with a row for each output, but for the last layer's, and for those with
+a single row or column, such as the scales of ConvNeXt's channels. As in Liu et al. 2025 (arXiv 2502.16982) their step
+is scaled to the size of AdamW's, so that --lr and --wd serve both. The iteration computes in the type of the weights;
+torch.optim.Muon does so in bfloat16.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def update(torch: Any, weight: Any, gradient: Any, state: ParameterState, group:
     columns has no effect but rounding."""
     rows = int(group["rows"]) or (weight.shape[0] if weight.dim() > 1 else 0)
     weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-    if not rows or not group["matrices"]:
+    if not (group["matrices"] and 1 < rows < weight.numel()):
         return _adam(torch, weight, gradient, state, group["lr"])
     mean = array(torch, state, "momentum_buffer", weight)
     mean.mul_(group["momentum"]).add_(gradient, alpha=1.0 - group["momentum"])

@@ -101,6 +101,16 @@ class RecipeOptions(Group):
         metavar="KIND,KIND",
     )
 
+    sync_bn: bool = option(
+        GROUP,
+        "1: batch norms with the statistics of all devices and workers in each step, not of each alone (see "
+        "docs/recipes.md)",
+        switch,
+        False,
+        nargs="?",
+        const=True,
+    )
+
     ema_decay: float | None = option(
         GROUP,
         "also keep an exponential average of the weights, whose part that stays in each step is this, below 1; it is "
@@ -123,6 +133,7 @@ class RecipeOptions(Group):
         if options.bce_threshold is not None and BCE not in options.loss:
             raise UserError(f"{flag('bce_threshold')} needs --loss {BCE}: it is about the targets of that loss")
         _check_mixing(options)
+        _check_sync_bn(options)
         _check_average(options)
 
 
@@ -139,6 +150,22 @@ def _check_mixing(options: Options) -> None:
         raise UserError(
             f"{given[0]} mixes the images that a device gets of a batch, and --batch-size {options.batch_size} leaves "
             f"one without a partner: use --batch-size {2 * devices} or more"
+        )
+
+
+def _check_sync_bn(options: Options) -> None:
+    if not options.sync_bn:
+        return
+    kind = types.find(options.kv_store)
+    if kind.distributed and not kind.steps_together:
+        raise UserError(
+            f"--sync-bn: with --kv-store {options.kv_store} each worker makes steps of its own, so no step has samples "
+            "of the others: use --kv-store dist_sync, or leave --sync-bn out"
+        )
+    if options.compile:
+        raise UserError(
+            "--sync-bn: a network that --compile has compiled cannot stop at each batch norm for the other workers: "
+            "leave one of them out"
         )
 
 

@@ -174,3 +174,11 @@ def gpu_list(text: str) -> tuple[str, ...]:
 
 def path(text: str) -> str:
     return os.path.expanduser(text)
+
+
+def as_words(value: Any) -> str:
+    """An option's value as it stands on the command line."""
+    if isinstance(value, bool):
+        return str(int(value))
+    is_list = isinstance(value, tuple) and not isinstance(value, ShapeByEpoch)
+    return ",".join(map(as_words, value)) if is_list else str(value)

@@ -47,6 +47,12 @@ _REFUSED: tuple[tuple[str, Callable[[Options, Environment], object], str], ...] 
         lambda options, _: options.factors != "off",
         "each worker needs the factors of all others, and a round cannot be made again without those of a lost one yet",
     ),
+    (
+        "--sync-bn 1",
+        lambda options, _: options.sync_bn,
+        "a round that is made again without a lost worker keeps the gradients of the others, which have the statistics "
+        "of its samples",
+    ),
 )
 
 
@@ -73,6 +79,8 @@ def _of_rules(options: Options) -> Iterator[str]:
         yield f"--rule: ps-lite, of --backend {options.backend}, cannot change its kvstore; use --backend torch"
     elif options.ema_decay is not None:
         yield "--rule: --ema-decay needs steps of all workers together, which a rule may end; use --swa-from"
+    elif options.sync_bn:
+        yield "--rule: --sync-bn needs steps of all workers together, which a rule may end; leave one of them out"
     elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore)):
         yield why
 

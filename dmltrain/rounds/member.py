@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ class Member:
             env.read().elastic,
         )
         views = replay(self._job) if self.store.member == 0 and not self.store.is_alone else ()
-        facts = {"version": __version__, **facts, **vars(self._job)}
+        facts = {"version": __version__, **facts, **vars(replace(self._job, options=None))}
         self.ops.start(self, facts, views, balance, self._why_fixed(balance))
 
     def _why_fixed(self, balance: Balancing) -> str:

@@ -15,9 +15,12 @@ from dmltrain.data.assignment.parts import Epoch, Shared
 from dmltrain.kvstore.base import MembershipEnded, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_ops import ElasticOps
+from dmltrain.options import Options
 from dmltrain.options.distribution import SNAPSHOT_SECONDS
+from dmltrain.options.field import flag
 from dmltrain.options.table import ON_MEMBERS
 from dmltrain.options.training import CONSTANT
+from dmltrain.options.values import as_words
 from dmltrain.rounds import notice
 from dmltrain.rounds.member import Member
 from dmltrain.rounds.member_rounds import MemberRounds
@@ -29,6 +32,14 @@ from dmltrain.train.run import Run
 OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
 # options of other groups that must be equal
 OPS = ("shuffle", "save_period", "skip_broken", "snapshot_on_signal", "loss", "outer_lr", "outer_momentum")
+# What a replay need not have in common: how options are given, what it compares as facts of the job, and what does not
+# change weights.
+NOT_OF_REPLAYS = (
+    *("recipe", "network", "seed", "batch", "batch_size", "num_epochs", "max_iter"),
+    *("save_period", "skip_broken", "snapshot_on_signal", "show_schedule", "val_flip", "val_image_shape"),
+)
+# And what else it compares; members that differ in these fail in other ways, or have different weights from the start.
+ONLY_OF_REPLAYS = ("gc_type", "gc_threshold", "gc_ratio", "rgb_mean", "rgb_std", "enlarge", "last_lr_mult")
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`
 
 
@@ -113,6 +124,14 @@ def _facts(run: Run) -> dict[str, Any]:
     return {BATCH: values.pop("batch"), **values}
 
 
+def _of_replays(options: Options) -> dict[str, str]:
+    """The options on which the weights of a replay depend, as on the command line; those that are not the defaults."""
+    names = ("image_shape", *ON_MEMBERS, *OPS, *ONLY_OF_REPLAYS)
+    kept = [name for name in names if name not in (*OF_HOSTS, *NOT_OF_REPLAYS)]
+    values = {name: getattr(options, name) for name in kept}
+    return {flag(name): as_words(value) for name, value in values.items() if value != getattr(Options, name)}
+
+
 def _state(run: Run, place: dict[str, Any]) -> bytes:
     """What a new member needs: the trainer's state, and the `place` where the job is."""
     return run.backend.encode({"trainer": run.trainer.shared_state(), **place})
@@ -143,6 +162,7 @@ def _job(run: Run) -> JobFacts:
         test_interval=options.test_interval,
         snapshot=options.snapshot,
         local_steps=averaging.steps if averaging else 0,
+        options=_of_replays(options),
     )
 
 

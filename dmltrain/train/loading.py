@@ -21,7 +21,7 @@ from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import decoded, enlarged, synthetic
 from dmltrain.data.assignment import partition
 from dmltrain.data.assignment.parts import Local, Parts, Shared
-from dmltrain.data.dataset import Dataset, First, ImageFiles, Samples
+from dmltrain.data.dataset import Dataset, First, ImageFiles, Samples, Split
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import agreement
@@ -72,7 +72,15 @@ def other_shapes(options: Options) -> dict[str, tuple[int, int, int]]:
 def train_samples(options: Options, dataset: Dataset, epoch: int) -> Samples:
     """The training samples, in the size of this epoch."""
     shapes = [shape for first, shape in options.image_stages if first <= epoch]
-    return replace(dataset.train, shape=shapes[-1]) if isinstance(dataset.train, Decoded) and shapes else dataset.train
+    return in_shape(dataset.train, shapes[-1]) if shapes else dataset.train
+
+
+def in_shape(samples: Samples, shape: tuple[int, int, int]) -> Samples:
+    """The same samples in this shape: images of files, or random ones of at least this size."""
+    if isinstance(samples, Split):
+        return replace(samples, augment=replace(samples.augment, crop=shape[1:]))
+    assert isinstance(samples, Decoded)  # see _check_sizes
+    return replace(samples, shape=shape)
 
 
 def threads(options: Options, dataset: Dataset) -> int:
@@ -110,13 +118,24 @@ def _benchmark(options: Options) -> Dataset:
     if options.data_parts == OWN_FILES:
         raise UserError("--benchmark and --data-parts local exclude each other: random images are in no files")
     shape, classes = shape_and_classes(options)
-    return synthetic.benchmark(
-        shape, classes, min(BENCHMARK_IMAGES, options.num_examples or BENCHMARK_IMAGES), options.seed
-    )
+    stages = [shape, *(stage for _, stage in options.image_stages)]
+    largest = (shape[0], max(height for _, height, _ in stages), max(width for _, _, width in stages))
+    count = min(BENCHMARK_IMAGES, options.num_examples or BENCHMARK_IMAGES)
+    dataset = synthetic.benchmark(largest, classes, count, options.seed)
+    return replace(dataset, train=in_shape(dataset.train, shape), image_shape=shape)
 
 
 def _sized(options: Options, dataset: Dataset) -> Dataset:
     """With the shape of --val-image-shape. Raises UserError if the data set has not all sizes that the options ask."""
+    if options.benchmark:  # it has, and no validation
+        return dataset
+    _check_sizes(options, dataset)
+    if not options.val_image_shape:
+        return dataset
+    return replace(dataset, validation=in_shape(dataset.validation, options.val_image_shape))
+
+
+def _check_sizes(options: Options, dataset: Dataset) -> None:
     for given, shape in other_shapes(options).items():
         if not (isinstance(dataset.train, Decoded) and isinstance(dataset.validation, Decoded)):
             raise UserError(
@@ -127,10 +146,6 @@ def _sized(options: Options, dataset: Dataset) -> Dataset:
             raise UserError(f"{given}: expected {dataset.image_shape[0]} channel(s), as the network's input has")
         if options.mean_img is not None:
             raise UserError(f"{given}: --mean-img has a single size: use --rgb-mean")
-    if not options.val_image_shape:
-        return dataset
-    assert isinstance(dataset.validation, Decoded)  # see above
-    return replace(dataset, validation=replace(dataset.validation, shape=options.val_image_shape))
 
 
 def _opened(options: Options, store: KVStore, warn: Callable[[str], None]) -> Dataset:

@@ -320,7 +320,7 @@ def test_receipts_are_the_same_in_all_versions_also_that_of_nothing():
 # views.json: written whole, read with full checks; a replay refuses the file of another job
 
 
-JOB = JobFacts(4, 3, 60000, 256, 2, "mlp", "9c1f" * 16)
+JOB = JobFacts(4, 3, 60000, 256, 2, "mlp", "9c1f" * 16, options={"--wd": "0", "--mixup": "0.2"})
 FIRST = View(1, 0, ((2, 0), (3, 1)), (0, 1))
 SECOND = dataclasses.replace(FIRST.without([0], 7, (Lost(0, "end of stream"),)), shares=(96, 64, 96))
 THIRD = SECOND.without([3], 9, left=(Lost(3, "SIGTERM"),))
@@ -441,10 +441,13 @@ def test_no_replay_has_views_in_which_workers_made_steps_of_their_own():
         ({"each": 64}, "--batch constant", "--batch per-worker", "--batch constant"),
         ({"network": "lenet"}, "network mlp", "network lenet", "--network mlp"),
         ({"data": "ab" * 32}, "data 9c1f9c1f9c1f", "data abababababab", "the same data"),
+        ({"options": {"--wd": "0"}}, "--mixup 0.2", "no --mixup", "--mixup 0.2"),
+        ({"options": {**JOB.options, "--sync-bn": "1"}}, "no --sync-bn", "--sync-bn 1", "no --sync-bn"),
     ],
 )
 def test_each_fact_of_another_job_has_its_fix(changed, theirs, ours, fix):
-    views_file.check_same(RECORDED, dataclasses.replace(JOB), "--replay F")
+    for same in (JOB, dataclasses.replace(JOB, options=None)):  # a script's are not known
+        views_file.check_same(RECORDED, same, "--replay F")
     with pytest.raises(UserError) as error:
         views_file.check_same(RECORDED, dataclasses.replace(JOB, **changed), "--replay F")
     said = f"--replay F: it is of a job with {theirs}, this one has {ours}: start this job with {fix}"

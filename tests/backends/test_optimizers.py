@@ -337,11 +337,14 @@ def test_muon_is_the_papers_with_adamw_for_the_rest():
     assert_close(torch_steps(*torch_side("muon")), stepped(muon_steps), 1e-5)
 
 
-@pytest.mark.parametrize("shape", [(4, 18), (18, 4)])
-def test_muon_is_torchs_within_the_rounding_of_bfloat16(shape):
+@pytest.mark.parametrize("shape", [(4, 18), (18, 4), (8, 1, 1, 1), (1, 8)])
+def test_muon_is_torchs_within_the_rounding_of_bfloat16_and_adamw_where_there_is_no_matrix(shape):
     ours, theirs = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
     made = [class_of("flatmuon")([ours], lr=0.1, weight_decay=0.1)]
-    made.append(torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+    if 1 in shape:  # as the scales of ConvNeXt's channels
+        made.append(torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1))
+    else:
+        made.append(torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     for step in range(3):
         ours.grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
         theirs.grad = ours.grad.clone()

@@ -20,6 +20,7 @@ CLIP = "its gradients go from backward to the kvstore, and there is no step betw
 MIXING = "its loss is of whole labels, and mixed images have two"
 FLIP = "its validation gives each image to the network once"
 AVERAGE = "its trainer keeps one copy of the weights on each device, and none of an average"
+SYNC_BN = "its batch norms are gluon's, each with the samples of its own device"
 
 
 class MXNetBackend:
@@ -47,6 +48,7 @@ class MXNetBackend:
             "mixup": MIXING,
             "cutmix": MIXING,
             "val_flip": FLIP,
+            "sync_bn": SYNC_BN,
         },
     )
 

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from dmltrain import initial, layers
 from dmltrain.backends.torch.operators import channel_norm, drop_samples, response_norm, sample_affine
+from dmltrain.backends.torch.sync_bn import AddUp, batch_norm
 from dmltrain.layers import Network
 
 AUXILIARY = "auxiliary output"  # marks nodes of a graph
@@ -52,6 +53,7 @@ class _Module(fx.GraphModule):
     the present value of the flag `training` a constant."""
 
     network: Network
+    add_up: AddUp | None  # of this replica, see sync_bn.py; a copy of the module has none
 
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
         return _rebuilt(self.network, copy.deepcopy(self.state_dict(), memo), self.training)
@@ -83,6 +85,7 @@ def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
 def _arrays(network: Network) -> torch.nn.Module:
     """A module that only holds the network's arrays, in order. GraphModule takes from it those that its graph names."""
     holder = torch.nn.Module()
+    holder.add_up = None  # type: ignore[assignment]  # see _Module
     for parameter in network.parameters():
         holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))
     for statistic in network.auxiliary():
@@ -123,7 +126,8 @@ def _(layer: layers.BatchNorm, x: fx.Node) -> fx.Node:
     gamma = None if layer.fixed_scale else _array(x, f"{layer.name}_gamma")
     beta = _array(x, f"{layer.name}_beta")
     momentum = 1 - layer.momentum  # PyTorch's is the fraction of the new statistics
-    return _call(x, functional.batch_norm, mean, variance, gamma, beta, _training(x), momentum, layer.epsilon)
+    add_up = _attribute(x, "add_up")
+    return _call(x, batch_norm, mean, variance, gamma, beta, _training(x), momentum, layer.epsilon, add_up)
 
 
 @_emit.register
@@ -246,19 +250,24 @@ def _in_pairs(operator: Callable[..., Any], layer: layers.Join, x: fx.Node) -> f
 
 
 def _training(x: fx.Node) -> fx.Node:
-    """The module's flag `training`, read once at the start of the code."""
+    """The module's flag `training`."""
+    return _attribute(x, "training")
+
+
+def _attribute(x: fx.Node, name: str) -> fx.Node:
+    """An attribute of the module that is no array, read once at the start of the code."""
     graph = x.graph
     node: fx.Node
     for node in graph.nodes:
-        if node.op == "get_attr" and node.target == "training":
+        if node.op == "get_attr" and node.target == name:
             return node
     with graph.inserting_after(next(iter(graph.nodes))):
-        return graph.get_attr("training")
+        return graph.get_attr(name)
 
 
 # Operators that always allocate their result and do not read it in backward: its only user may overwrite it.
 _OVERWRITABLE = frozenset(
-    {torch.conv2d, functional.linear, functional.batch_norm, torch.add, iadd, torch.mul, imul, mul, torch.cat}
+    {torch.conv2d, functional.linear, batch_norm, torch.add, iadd, torch.mul, imul, mul, torch.cat}
 )
 _IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {torch.relu: torch.relu_, torch.add: iadd, torch.mul: imul}
 

@@ -8,6 +8,7 @@ stay on the device until they are read: a step never waits for the previous one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.replicas import TrainerOfReplicas
-from dmltrain.backends.torch import devices, distributed
+from dmltrain.backends.torch import devices, distributed, sync_bn
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
 from dmltrain.backends.torch.optimizer import compression, factor_rows, make_optimizer, set_rate
@@ -53,6 +54,7 @@ class TorchTrainer(TrainerOfReplicas):
         self.average = self.replicas.average
         self._notes = _notes(self.replicas.devices, settings, store)
         self._is_single = len(self.replicas.modules) == 1  # else they are summed before the push
+        self._turns = sync_bn.join(self.replicas.modules, store) if settings.sync_bn else None
         self._scale: LossScale | None = None
         self._clipping = Clipping(settings, store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)))
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
@@ -158,12 +160,22 @@ class TorchTrainer(TrainerOfReplicas):
             self._optimizer.zero_grad()  # also waits for the weights, if the forward does not (without `defer`)
             self.replicas.copy_weights()
         self._samples = len(labels) + (self._samples if self._has_gradient else 0)
-        for index, part in enumerate(self.replicas.parts(images, labels)):
-            loss = self.replicas.training_loss(index, part, mixing) if part else self._no_loss(index)
-            if index == 0:
-                self.reach("between", self.replicas.wait)
-            scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
-            (loss * (scale / total)).backward()
+        parts = self.replicas.parts(images, labels, with_empty=self._turns is not None)
+        trainings = [partial(self._train, index, part, total, mixing) for index, part in enumerate(parts)]
+        if self._turns:
+            return self._turns.run(trainings)
+        for training in trainings:
+            training()
+
+    def _train(
+        self, index: int, part: tuple[torch.Tensor, torch.Tensor] | None, total: int, mixing: Mixing | None
+    ) -> None:
+        """Add the gradients of a replica's samples."""
+        loss = self.replicas.training_loss(index, part, mixing) if part else self._no_loss(index)
+        if index == 0:
+            self.reach("between", self.replicas.wait)
+        scale = 1.0 if self._scale is None else self._scale.value.to(loss.device)
+        (loss * (scale / total)).backward()
 
     def _no_loss(self, index: int) -> torch.Tensor:
         self._optimizer.settle()  # without a forward, nothing else waits for the weights
