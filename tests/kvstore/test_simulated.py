@@ -12,7 +12,7 @@ from tests.kvstore.simulation.job import Job, Unlucky, Violated
 from tests.kvstore.simulation.world import World
 from tests.tiers import seed_ranges
 
-SCHEDULES, FEWER_SCHEDULES = seed_ranges(100, 200, 1_000_000), seed_ranges(40, 80, 1_000_000)
+SCHEDULES, FEWER_SCHEDULES = seed_ranges(50, 100, 1_000_000), seed_ranges(20, 40, 1_000_000)
 
 unlucky = []
 
