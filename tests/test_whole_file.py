@@ -1,8 +1,8 @@
 """Files that are written whole or not at all, by the one function for them.
 
 Each writer is killed with SIGKILL after each of its system calls, which is as before the next one; and another process
-removes the leftovers of killed writers after each of them. The fake is what a test cannot have everywhere: a disk that fails to sync,
-and a file system without locks.
+removes the leftovers of killed writers after each of them. The fake is what a test cannot have everywhere: a disk that
+fails to sync, and a file system without locks.
 """
 
 import errno
