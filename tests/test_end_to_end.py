@@ -61,7 +61,7 @@ def test_a_job_works_with_servers_that_it_does_not_need(launcher):  # noqa: F811
 
 
 def test_dist_sync_without_servers_is_explained(launcher):  # noqa: F811
-    done = launcher.run("-n", 1, "-s", 0, DIGITS, "--kv-store", "dist_sync")
+    done = launcher.run("-n", 1, "-s", 0, *forked(DIGITS, "--kv-store", "dist_sync"))
     assert done.code == 2 and "needs at least one server" in done.err and "Traceback" not in str(done)
 
 
