@@ -348,7 +348,7 @@ SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"
     ("backend", "words", "recipe"),
     [
         ("torch", [], []),
-        ("torch", [], RECIPE),
+        pytest.param("torch", [], RECIPE, marks=pytest.mark.thorough),
         # make test has test_mxnet_kvstore.py
         pytest.param("mxnet", ["--update-on-kvstore", 0], [], marks=pytest.mark.thorough),
         pytest.param("mxnet", ["--update-on-kvstore", 1], [], marks=pytest.mark.thorough),
