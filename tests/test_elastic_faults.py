@@ -147,12 +147,9 @@ IN_TEST = {
     "the leader in the middle of a checkpoint",
     "mistakes of their own end only these workers",
     "a server is killed, and who lacks its results gets the weights from another",
-    "a lost server's state was copied after each step",
     "residuals are handed over",
     "a server is replaced",
     "a worker joins",
-    "the leader in the middle of a snapshot",
-    "a worker in a test in mid-epoch, with steps of their own",
 }
 JOBS = {
     # Workers are lost.
