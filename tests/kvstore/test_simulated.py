@@ -282,7 +282,7 @@ class Minutes(World):
 @pytest.mark.parametrize(
     ("minutes", "workers", "servers", "rounds"),
     [
-        pytest.param(20, 20, 8, 25, marks=pytest.mark.thorough),
+        pytest.param(20, 8, 4, 50, marks=pytest.mark.thorough),
         pytest.param(240, 100, 20, 280, marks=[pytest.mark.exhaustive, pytest.mark.timeout(7200)]),
     ],
 )
