@@ -127,6 +127,7 @@ def yardstick() -> float:
     return time.process_time() - start
 
 
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_logs_are_read_fast_in_constant_memory() -> None:
     names, before = ("dmltrain", "MXNet", "Caffe", "PMLS-Caffe", "Keras", "PyTorch Lightning"), yardstick()
