@@ -338,17 +338,10 @@ JOBS = {
         views={"servers": REPLACED, "joined_servers": [(1,)]},
         says=["worker-2: New in view 3: servers 1", "scheduler-0: was lost: end of stream; the job goes on without it"],
     ),
-    "a server is replaced, and gets statistics, with auth": Row(
+    "a server is replaced, and gets statistics, with auth and fp16": Row(
         f"{IN_ROUND_5},{INVITED.format(7, 1)}",
-        "on workers",
-        "auth",
-        RESNET,
-        servers_come=(1,),
-        views={"servers": REPLACED},
-    ),
-    "a server is replaced, with fp16": Row(
-        f"{IN_ROUND_5},{INVITED.format(7, 1)}",
-        way="fp16",
+        way="auth",
+        options=f"{RESNET} --gc-type fp16",
         servers_come=(1,),
         views={"servers": REPLACED},
         silent=["residuals begin at zero"],
