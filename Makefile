@@ -41,7 +41,7 @@ quick: $(VENV)/test.done
 # The markers are explained in pyproject.toml. Exit code 5 of pytest: there is none of those that were asked for.
 test: TIER := and not thorough and not exhaustive
 test-ci: TIER := and not exhaustive
-test-ci: export DMLTRAIN_TEST_INPUTS ?= 2000
+test-ci: export DMLTRAIN_TEST_INPUTS ?= 1000
 test-all: export DMLTRAIN_TEST_FUZZ ?= 20
 test-all: export DMLTRAIN_TEST_INPUTS ?= 1000000
 test test-ci test-all: system $(VENV)/test.done tests/__pycache__

@@ -119,7 +119,6 @@ WAYS = {  # on the wire -> transport, DMLTRAIN_WIRE, options
     "tls": ("tcp", "tls", ""),
     "auth": ("tcp", "auth", ""),
     "bf16": ("shm", "", "--gc-type bf16"),
-    "fp16": ("shm", "", "--gc-type fp16"),
     "int8": ("tcp", "", "--gc-type int8"),
     "2bit": ("shm", "", "--gc-type 2bit"),
     "topk": ("tcp", "", "--gc-type topk"),

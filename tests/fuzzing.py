@@ -41,7 +41,7 @@ from tests.copied_tree import search_path
 from tests.forked_job import forker
 
 PLACE = "DMLTRAIN_TEST_FUZZING"  # a folder for files of the process that reads the inputs
-INPUTS = "DMLTRAIN_TEST_INPUTS"  # how many inputs each parser gets; CI sets 2,000, `make test-all` a million
+INPUTS = "DMLTRAIN_TEST_INPUTS"  # how many inputs each parser gets; CI sets 1,000, `make test-all` a million
 PREFIX = "dmltrain-fuzz-"
 PART = 100_000  # inputs of one process at most
 MAX_GROWTH = 64 << 20  # bytes
@@ -121,7 +121,7 @@ def folder() -> Path:
 
 
 def _inputs() -> int:
-    return int(os.environ.get(INPUTS, "1000"))
+    return int(os.environ.get(INPUTS, "500"))
 
 
 # -- mutations --------------------------------------------------------------------------------------------------------

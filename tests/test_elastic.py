@@ -60,10 +60,11 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs):
     [
         ("on workers", STOPS),
         pytest.param("on servers", STOPS, marks=thorough),
-        ("on workers", "--macrobatch-size 40 --snapshot 1"),
+        pytest.param("on workers", "--macrobatch-size 40 --snapshot 1", marks=thorough),
         pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
         pytest.param("on workers", "--dtype float16", marks=thorough),
-        ("dist_local", STOPS.replace("--monitor 2 ", "")),  # a plain job shows weights before their average
+        # A plain job shows weights before their average.
+        pytest.param("dist_local", STOPS.replace("--monitor 2 ", ""), marks=thorough),
         pytest.param("dist_local", "--macrobatch-size 40", marks=thorough),
     ],
 )
@@ -103,7 +104,8 @@ TWO_BITS = "--gc-type 2bit --host-sum off"
 
 
 @pytest.mark.parametrize(
-    ("fault", "least", "words"), [(LOST, 1, ""), ("", None, TWO_BITS), pytest.param("", 1, TWO_BITS, marks=thorough)]
+    ("fault", "least", "words"),
+    [(LOST, 1, ""), *(pytest.param("", least, TWO_BITS, marks=thorough) for least in (None, 1))],
 )
 def test_whoever_goes_on_from_a_snapshot_uses_the_samples_that_are_left(jobs, fault, least, words):
     """A job that has lost a worker, and one that has not, elastic or plain."""

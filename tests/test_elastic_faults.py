@@ -147,12 +147,9 @@ IN_TEST = {
     "the leader in the middle of a checkpoint",
     "mistakes of their own end only these workers",
     "a server is killed, and who lacks its results gets the weights from another",
-    "a lost server's state was copied after each step",
     "residuals are handed over",
     "a server is replaced",
     "a worker joins",
-    "the leader in the middle of a snapshot",
-    "a worker in a test in mid-epoch, with steps of their own",
 }
 JOBS = {
     # Workers are lost.
@@ -341,17 +338,10 @@ JOBS = {
         views={"servers": REPLACED, "joined_servers": [(1,)]},
         says=["worker-2: New in view 3: servers 1", "scheduler-0: was lost: end of stream; the job goes on without it"],
     ),
-    "a server is replaced, and gets statistics, with auth": Row(
+    "a server is replaced, and gets statistics, with auth and fp16": Row(
         f"{IN_ROUND_5},{INVITED.format(7, 1)}",
-        "on workers",
-        "auth",
-        RESNET,
-        servers_come=(1,),
-        views={"servers": REPLACED},
-    ),
-    "a server is replaced, with fp16": Row(
-        f"{IN_ROUND_5},{INVITED.format(7, 1)}",
-        way="fp16",
+        way="auth",
+        options=f"{RESNET} --gc-type fp16",
         servers_come=(1,),
         views={"servers": REPLACED},
         silent=["residuals begin at zero"],

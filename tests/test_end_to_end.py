@@ -17,7 +17,6 @@ from tests.copied_tree import search_path
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, Launched, launcher, wait_for  # noqa: F401  (a fixture)
 from tests.test_fit import installed
-from tests.tiers import tiered
 
 DIGITS = ROOT / "examples/train_digits.py"
 PHASES = ROOT / "tests/programs/phases.py"
@@ -62,7 +61,7 @@ def test_a_job_works_with_servers_that_it_does_not_need(launcher):  # noqa: F811
 
 
 def test_dist_sync_without_servers_is_explained(launcher):  # noqa: F811
-    done = launcher.run("-n", 1, "-s", 0, DIGITS, "--kv-store", "dist_sync")
+    done = launcher.run("-n", 1, "-s", 0, *forked(DIGITS, "--kv-store", "dist_sync"))
     assert done.code == 2 and "needs at least one server" in done.err and "Traceback" not in str(done)
 
 
@@ -108,8 +107,12 @@ def test_a_plain_torch_script_ends_with_a_message_when_a_worker_is_lost(launcher
 
 # -- stopped processes: what is killed is in launch/test_faults.py and cluster/test_fault_matrix.py -------------------
 
-VICTIMS = [("worker", 1), ("server", 0), ("scheduler", 0)]
-STOPS = list(itertools.product(VICTIMS, ("start", "middle", "exit")))
+VICTIMS, PHASES_OF_A_JOB = ("worker", "server", "scheduler"), ("start", "middle", "exit")
+TIERS = [], [pytest.mark.exhaustive], [pytest.mark.thorough]  # by the distance of phase and victim
+STOPS = [
+    pytest.param(victim, phase, marks=TIERS[(column - row) % 3])
+    for (row, victim), (column, phase) in itertools.product(enumerate(VICTIMS), enumerate(PHASES_OF_A_JOB))
+]
 
 
 def at_phase(launcher, phase: str) -> Launched:  # noqa: F811
@@ -120,9 +123,10 @@ def at_phase(launcher, phase: str) -> Launched:  # noqa: F811
     return job
 
 
-@pytest.mark.parametrize("stop", tiered(STOPS, name=lambda stop: f"{stop[0][0]}-{stop[1]}", few=lambda stop: stop))
-def test_a_stopped_process_ends_the_job_and_is_named(launcher, stop):  # noqa: F811
-    (role, rank), phase = stop
+@pytest.mark.parametrize(("role", "phase"), STOPS)
+def test_a_stopped_process_ends_the_job_and_is_named(launcher, role, phase):  # noqa: F811
+    """One stopped worker in the middle is also in the next test."""
+    rank = int(role == "worker")
     job = at_phase(launcher, phase)
     os.kill(job.pid(role, rank), signal.SIGSTOP)
     (launcher.folder / "go").touch()

@@ -363,7 +363,7 @@ SYNC_BN = ["--sync-bn", 1]
     ("workers", "backend", "words", "recipe"),
     [
         (2, "torch", [], []),
-        (2, "torch", [], RECIPE),
+        pytest.param(2, "torch", [], RECIPE, marks=pytest.mark.thorough),
         (2, "torch", ["--devices", "cpu:2"], SYNC_BN),
         pytest.param(3, "torch", ["--update-on-kvstore", 1], SYNC_BN, marks=pytest.mark.thorough),
         # make test has test_mxnet_kvstore.py

@@ -53,7 +53,7 @@ def faults(program, **settings):
     [
         "from dmltrain.base import malloc_tuning\nassert malloc_tuning.keep_freed_memory()\n",
         MODEL + "dmltrain.distribute(model, optimizer)\n",
-        TRAINING,
+        pytest.param(TRAINING, marks=pytest.mark.thorough),
         pytest.param(MEASURING, marks=pytest.mark.thorough),
     ],
     ids=["alone", "distribute", "training", "measuring"],

@@ -146,6 +146,7 @@ def left_of(beds: list[str]) -> list[str]:
     return [name for name in namespaces() for bed in beds if name.startswith(f"testbed-{bed}-")]
 
 
+@pytest.mark.thorough
 def test_the_next_run_removes_what_a_killed_one_has_left(run):
     beds = beds_of(run)
     with ExitStack() as stack:
@@ -159,6 +160,7 @@ def test_the_next_run_removes_what_a_killed_one_has_left(run):
     assert left_of(beds) == [] and not any(Testbed(bed).folder.exists() for bed in beds)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_leaves_nothing(run):
     beds = beds_of(run)
     workers = children(run.pid)

@@ -1,8 +1,8 @@
 """Files that are written whole or not at all, by the one function for them.
 
-Each writer is killed with SIGKILL at each of its system calls, before and after it; and another process removes the
-leftovers of killed writers at each of them. The fake is what a test cannot have everywhere: a disk that fails to sync,
-and a file system without locks.
+Each writer is killed with SIGKILL after each of its system calls, which is as before the next one; and another process
+removes the leftovers of killed writers after each of them. The fake is what a test cannot have everywhere: a disk that
+fails to sync, and a file system without locks.
 """
 
 import errno
@@ -22,6 +22,7 @@ from dmltrain.base.errors import JobLost
 from tests.descriptors import descriptors
 from tests.traced import traced
 
+STOPS = 2  # of a system call
 OLD, NEW, OTHER = b"old" * 1000, b"new" * 1000, b"other" * 1000
 
 
@@ -57,7 +58,7 @@ def test_mode_and_umask_count(target, mode, umask, found):
 
 def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(target):
     found, left = [], 0
-    for calls in itertools.count():
+    for calls in itertools.count(step=STOPS):
         target.write_bytes(OLD)
         with traced(lambda: whole_file.write(target, NEW)) as writer:
             over = not all(writer.step() for _ in range(calls))
@@ -76,7 +77,7 @@ def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(target):
 def test_another_writer_at_each_system_call_disturbs_nothing(target):
     """It removes the leftovers of killed writers first, and this one is alive."""
     found = set()
-    for calls in itertools.count():
+    for calls in itertools.count(step=STOPS):
         target.write_bytes(OLD)
         with traced(lambda: whole_file.write(target, NEW)) as writer:
             over = not all(writer.step() for _ in range(calls))

@@ -28,7 +28,7 @@ WAYS = {  # options of the launcher, and of the program
 
 
 def rows(asked: Asked) -> Iterator[Row]:
-    names = list(WAYS)[:1] if asked.small else list(WAYS)
+    names = ["local"] if asked.small else list(WAYS)  # the stage "shared" has workers and servers
     with ThreadPoolExecutor(1 if asked.small else AT_ONCE) as pool:
         for found in pool.map(lambda name: _both(name, asked), names):
             yield from found

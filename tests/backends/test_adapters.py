@@ -18,6 +18,7 @@ from tests.forked_job import forked
 from tests.launch.conftest import ROOT, carriers, launcher  # noqa: F401  (a fixture)
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.thorough
 PROGRAM = Path(__file__).parent / "programs/adapters.py"
 SLOW_IMPORTS = ("lightning", "accelerate", "transformers.trainer")  # once for all processes
 IMPORTED = tuple(name for name in SLOW_IMPORTS if importlib.util.find_spec(name.partition(".")[0]))
@@ -66,7 +67,6 @@ def test_transformers_and_the_audit_of_a_run_that_goes_on_in_the_middle_of_an_ep
     ]
 
 
-@pytest.mark.thorough
 def test_ray_train(tmp_path):
     pytest.importorskip("ray.train")
     mark, program = secrets.token_hex(8), ROOT / "examples/ray_digits.py"

@@ -1,15 +1,14 @@
 """benchmarks/launcher.py measures real jobs, and the launcher keeps its bars."""
 
-import json
 import os
 
 import pytest
 
-from tests.benchmarks.as_a_user import figures, run
+from tests.benchmarks.as_a_user import benchmark_module, figures, run
 from tests.cluster import slurm
 from tests.cluster.requirements import missing
 
-pytestmark = [pytest.mark.alone, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +19,7 @@ def result() -> dict:
     return figures("launcher.py --repeats 1 --seconds 1 --ways ssh local", how=run)
 
 
+@pytest.mark.alone
 def test_every_way_has_its_figures(result: dict):
     assert list(result["ways"]) == ["ssh", "local"]
     for found in result["ways"].values():
@@ -29,19 +29,23 @@ def test_every_way_has_its_figures(result: dict):
     assert result["machine"]["cores"] == len(os.sched_getaffinity(0))
 
 
-def test_starts_only_measures_slurm_and_ssh_in_turns():
+def test_starts_only_measures_slurm():
     if lacking := missing() or slurm.missing():
         pytest.skip(f"it needs {lacking}")
-    done = run("launcher.py --repeats 2 --starts-only --format json --ways Slurm ssh")
-    assert done.returncode == 0, done.stderr
-    assert "turn 2 of 2" in done.stderr
-    ways = json.loads(done.stdout)["ways"]
-    assert list(ways) == ["Slurm", "ssh"]
-    for found in ways.values():
-        assert list(found) == ["start_seconds"]
-        assert found["start_seconds"]["64"]["to_the_last_process"]["median"] > 0
+    (found,) = figures("launcher.py --repeats 1 --starts-only --ways Slurm", how=run)["ways"].values()
+    assert list(found) == ["start_seconds"]
+    assert found["start_seconds"]["64"]["to_the_last_process"]["median"] > 0
 
 
+def test_starts_of_all_ways_are_measured_in_turns(monkeypatch):
+    launcher, made = benchmark_module("launcher"), []
+    monkeypatch.setattr(launcher, "start_seconds", lambda _, *start: made.append(start) or {"whole_job": len(made)})
+    found = launcher.starts(None, ["Slurm", "ssh"], 2)
+    assert made == [(way, size) for _ in range(2) for size in launcher.SIZES for way in ("Slurm", "ssh")]
+    assert found["ssh"]["64"]["whole_job"] == {"median": 6.0, "min": 4.0, "max": 8.0}
+
+
+@pytest.mark.alone
 def test_the_launcher_costs_less_than_2_percent_of_a_core_and_80_mb(result: dict):
     """0.8 to 1.0 % were measured, or 164 to 243 exchanges a second. A slow machine needs more CPU time for the same."""
     work = result["ways"]["ssh"]["five_hosts_at_work"]
@@ -49,6 +53,7 @@ def test_the_launcher_costs_less_than_2_percent_of_a_core_and_80_mb(result: dict
     assert 0 < work["memory_bytes"] <= work["most_memory_bytes"] < 80e6
 
 
+@pytest.mark.alone
 def test_the_launcher_takes_in_50_mb_a_second(result: dict):
     for name in ("streaming", "streaming_with_display"):
         assert result["ways"]["ssh"][name]["bytes_per_second"] > 50e6

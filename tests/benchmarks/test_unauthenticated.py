@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks.as_a_user import figures, run
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
-pytestmark = [pytest.mark.alone, pytest.mark.thorough, root]
+pytestmark = [pytest.mark.thorough, root]
 
 
 def test_every_kind_of_run_has_its_figures():

@@ -39,9 +39,10 @@ def way(name: str, hosts: str) -> list[str]:
     return [*options, *([] if name == "local" else ["--hosts", hosts])]
 
 
-def first_of(*names: str, in_test: int = 1) -> list[Any]:
-    """For `parametrize`: `make test` tries the first, .ci/run the others, too."""
-    return [pytest.param(name, marks=[pytest.mark.thorough] * (at >= in_test)) for at, name in enumerate(names)]
+def first_of(*names: str, in_test: int = 1, in_ci: int = 9) -> list[Any]:
+    """For `parametrize`: `make test` tries the first, .ci/run the others, too, up to `in_ci`."""
+    marks = [[], [pytest.mark.thorough], [pytest.mark.exhaustive]]
+    return [pytest.param(name, marks=marks[(at >= in_test) + (at >= in_ci)]) for at, name in enumerate(names)]
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def connecting(bad: Bad, dark: str) -> bool:
     return any(line.split()[2:4] == [remote, "02"] for line in tables)  # 02: SYN_SENT
 
 
-@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich"))
+@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich", in_ci=3))
 def test_ctrl_c_does_not_wait_for_a_host_that_does_not_answer(bad: Bad, dark: str, name: str):
     with (bad.testbed.dot_ssh / "config").open("a") as config:
         config.write(f"Host dark\n    HostName {dark}\n    User root\n")

@@ -337,7 +337,7 @@ def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi"))
+@pytest.mark.parametrize("name", first_of("ssh", "open-mpi", "ssh-system", in_ci=2))
 def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, own_front: Front, name: str):
     line = "x" * 99
     launched = own_front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")

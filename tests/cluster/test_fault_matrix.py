@@ -106,9 +106,10 @@ def _made(folder: Path) -> Path:
 
 
 def cells() -> list:
-    """`make test` tries each cut and each pair of processes once, .ci/run each cut of each pair."""
+    """`make test` tries each cut and each pair of processes once, .ci/run twice."""
+    by_distance = [], pytest.mark.thorough, pytest.mark.exhaustive
     cut_cells = [
-        pytest.param(cell, id=str(cell), marks=[] if row == place else pytest.mark.thorough)
+        pytest.param(cell, id=str(cell), marks=by_distance[(place - row) % 3])
         for row, across in enumerate(CUT_CELLS)
         for place, cell in enumerate(across)
     ]

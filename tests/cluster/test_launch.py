@@ -76,7 +76,7 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, front: Fro
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich"))
+@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich", in_ci=3))
 def test_64_processes_on_five_hosts_start_within_five_seconds(own_front: Front, name: str):
     """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the
     machine may be busy with something else."""
@@ -149,7 +149,7 @@ raise SystemExit(7 if place == "worker-1" else 0)
 """
 
 
-@pytest.mark.parametrize("name", first_of("local", "ssh", "ssh-system", "open-mpi", "mpich", in_test=2))
+@pytest.mark.parametrize("name", first_of("local", "ssh", "ssh-system", "open-mpi", "mpich", in_test=2, in_ci=4))
 def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, own_front: Front, tmp_path: Path, name: str):
     script = own_front.script(KEEPS_SECRETS).name
     options = [*way(name, "h1,h2"), "-n", 2, "-s", 1, "--secret", "MY_VALUE", "--log-level", "DEBUG"]

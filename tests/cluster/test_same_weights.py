@@ -1,8 +1,8 @@
 """The same job gives the same weights, bit for bit, whatever carries it: one machine, three hosts by SSH, or by mpirun.
 
 resnet-8 on real CIFAR-10 images is the lightest network that has all that could differ (batch normalisation with its
-merged statistics, residual sums, momentum, weight decay, random crops), in three steps. Inception on real JPEGs makes
-one.
+merged statistics, residual sums, momentum, weight decay, random crops), in three steps. A small Inception on real
+JPEGs makes one.
 """
 
 import re
@@ -21,7 +21,8 @@ HOSTS = "h[1-3]"
 WORKERS = 3
 SYNC = ["--kv-store", "dist_sync", "--num-epochs", 1, "--model-prefix", "model"]
 RESNET = ["--network", "resnet", "--num-layers", 8, "--batch-size", 100, "--seed", 7, "--num-val-examples", 100]
-INCEPTION = ["--network", "inception-bn", "--num-classes", 215, "--batch-size", 2, "--data-nthreads", 1]
+INCEPTION = ["--network", "inception-bn-28-small", "--image-shape", "3,28,28", "--num-classes", 215]
+INCEPTION += ["--batch-size", 2, "--data-nthreads", 1]
 INCEPTION += ["--random-resized-crop", 1, "--random-mirror", 1]
 
 

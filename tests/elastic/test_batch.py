@@ -61,9 +61,8 @@ def survives(jobs, kind, **env):
     return job
 
 
-@pytest.mark.parametrize(
-    "env", [{}, pytest.param({"MXNET_UPDATE_ON_KVSTORE": "1"}, marks=pytest.mark.thorough)], ids=["", "on servers"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("env", [{}, {"MXNET_UPDATE_ON_KVSTORE": "1"}], ids=["", "on servers"])
 def test_learning_rates_follow_the_samples_of_a_step(jobs, env):
     job = survives(jobs, SCALED, **env)
     text = "multiplied by 0.6667: a step has 8 samples, 12"
@@ -74,7 +73,7 @@ def test_learning_rates_follow_the_samples_of_a_step(jobs, env):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["constant", "per-worker"])
+@pytest.mark.parametrize("kind", [pytest.param("constant", marks=pytest.mark.exhaustive), "per-worker"])
 def test_they_stay_without_being_asked_to_follow(jobs, kind):
     assert "Learning rates" not in survives(jobs, kind).output("worker-0")
 

@@ -20,6 +20,7 @@ from tests.flaky.conditions import Conditions
 from tests.running_job import ROOT
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.thorough
 TOP, WHY = control_groups.freezer(os.geteuid())
 freezes = pytest.mark.skipif(not TOP, reason=f"nothing can be frozen here: missing is {WHY}")
 

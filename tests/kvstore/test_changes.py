@@ -248,7 +248,7 @@ class Job:
                     assert (value == sum(e.gradient(n) for e in self.workers for n in range(1, step + 1))).all()
 
 
-@pytest.mark.parametrize("seeds", seed_ranges(80, 250, 10_000))
+@pytest.mark.parametrize("seeds", seed_ranges(40, 100, 10_000))
 def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(seeds):
     made = refused = 0
     for seed in seeds:
@@ -259,7 +259,7 @@ def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(
             raise AssertionError(f"seed {seed}: {[each.text for each in job.log]}") from error
         made += len(job.workers[0].changed)
         refused += job.asked - len(job.workers[0].changed)
-    assert made > 30 and refused > 20
+    assert made > len(seeds) / 3 and refused > len(seeds)
 
 
 def test_a_server_that_is_in_use_changes_nothing():

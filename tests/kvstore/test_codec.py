@@ -185,7 +185,7 @@ def test_the_encoding_is_stable():
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=700))
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 def test_int8_errs_by_half_a_step_of_the_group(values):
     source = np.array(values, np.float32)
     sent = there_and_back({"type": "int8"}, source)

@@ -12,7 +12,7 @@ from tests.kvstore.simulation.job import Job, Unlucky, Violated
 from tests.kvstore.simulation.world import World
 from tests.tiers import seed_ranges
 
-SCHEDULES, FEWER_SCHEDULES = seed_ranges(100, 200, 1_000_000), seed_ranges(40, 80, 1_000_000)
+SCHEDULES, FEWER_SCHEDULES = seed_ranges(50, 100, 1_000_000), seed_ranges(20, 40, 1_000_000)
 
 unlucky = []
 
@@ -282,7 +282,7 @@ class Minutes(World):
 @pytest.mark.parametrize(
     ("minutes", "workers", "servers", "rounds"),
     [
-        pytest.param(20, 20, 8, 25, marks=pytest.mark.thorough),
+        pytest.param(20, 8, 4, 50, marks=pytest.mark.thorough),
         pytest.param(240, 100, 20, 280, marks=[pytest.mark.exhaustive, pytest.mark.timeout(7200)]),
     ],
 )

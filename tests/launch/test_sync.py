@@ -458,7 +458,7 @@ def plant(folder: bytes, inside: dict) -> None:
                 file.write(what)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(st.dictionaries(NAMES, TREES, max_size=5), st.dictionaries(NAMES, TREES, max_size=5))
 def test_any_tree_arrives_and_takes_the_place_of_another(tmp_path_factory, first, second):
     folder = tmp_path_factory.mktemp("any")

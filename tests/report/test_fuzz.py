@@ -139,7 +139,7 @@ def test_mutated_files_can_be_read_and_shown_in_limited_memory_and_time(name: st
     survive(f"tests.report.test_fuzz:{name}", part)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(LOGS, st.integers(1, 40))
 @example(b"solver.cpp\nIteration 5, loss: 1, time: 2\n", 1)
 @example(b"Iteration,time,loss,\n" + 8 * b"\n" + b"Node[0] solver.cpp:9]Iteration 5, loss: 1, time: 2\n", 1)

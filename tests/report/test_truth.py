@@ -7,7 +7,7 @@ import pytest
 from dmltrain.report import reading
 from tests.report import truth
 
-COUNT = 200  # logs of each dialect; `python -m tests.report.truth --count 20000` tries more
+COUNT = 100  # logs of each dialect; `python -m tests.report.truth --count 20000` tries more
 NOTED = 0.05  # of them, at most: what a log does not say is rare
 
 
