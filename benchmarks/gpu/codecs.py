@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.codecs import SliceEncoder, encode
+from dmltrain.backends.torch.gpu.codecs import SliceEncoder, encode
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.encoded import Encoding
 from gpu.running import Asked, Row, bar

@@ -1,10 +1,10 @@
-"""The codecs of a GPU (backends/torch/codecs.py) against the host's: equal bytes, residuals and values, bit for bit."""
+"""The codecs of a GPU (backends/torch/gpu/codecs.py) against the host's: equal bytes, residuals and values."""
 
 import numpy as np
 import pytest
 import torch
 
-from dmltrain.backends.torch import codecs
+from dmltrain.backends.torch.gpu import codecs
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.encoded import Encoding
 from tests.device.devices import DEVICES

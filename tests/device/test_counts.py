@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dmltrain import kvstore
-from dmltrain.backends.torch import pinned, registered
 from dmltrain.backends.torch.distributed import layout
 from dmltrain.backends.torch.distributed.gradients import leaving
+from dmltrain.backends.torch.gpu import pinned, registered
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.encoded import Encoded
 from dmltrain.options import parse

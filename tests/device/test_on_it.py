@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from dmltrain import fit, score
-from dmltrain.backends.torch import codecs, devices, loss_scale, pinned
+from dmltrain.backends.torch import devices, loss_scale
 from dmltrain.backends.torch.distributed import flat, layout
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
 from dmltrain.backends.torch.distributed.local_steps import OuterOptimizer
+from dmltrain.backends.torch.gpu import codecs, pinned
 from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.local_steps import LocalSteps

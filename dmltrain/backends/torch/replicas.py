@@ -16,8 +16,8 @@ from dmltrain.backends.torch import devices
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.average import average_of
-from dmltrain.backends.torch.copies import SampleBuffers
 from dmltrain.backends.torch.distributed.flat import copy_all, on_device
+from dmltrain.backends.torch.gpu.copies import SampleBuffers
 from dmltrain.backends.torch.recipe import Objective, mixed
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError

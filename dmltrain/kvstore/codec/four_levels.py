@@ -102,7 +102,7 @@ def _find_levels(groups: Array, size: int, low: Array, high: Array) -> Array:
     magnitude = np.absolute(groups, out=scratch("magnitude", groups.size).reshape(groups.shape))
     counts = np.full(len(groups), GROUP, np.float32)
     counts[-1] -= groups.size - size
-    total = np.add.reduce(magnitude, axis=1)  # pairwise, as backends/torch/codecs.py does, on every processor
+    total = np.add.reduce(magnitude, axis=1)  # pairwise, as backends/torch/gpu/codecs.py does, on every processor
     reached = np.greater_equal(
         magnitude,
         (HIGH_FROM * (total / counts))[:, None],

@@ -10,9 +10,9 @@ from typing import TypeGuard
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from dmltrain.backends.torch import copies
 from dmltrain.backends.torch.distributed.flat import FlatWeights, Places, Results, copy_all
-from dmltrain.backends.torch.pinned import Arrival, PushedMemory, arrive, begin_copies
+from dmltrain.backends.torch.gpu import copies
+from dmltrain.backends.torch.gpu.pinned import Arrival, PushedMemory, arrive, begin_copies
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore

@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket, with_gradients
-from dmltrain.backends.torch.pinned import PushedMemory
+from dmltrain.backends.torch.gpu.pinned import PushedMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore

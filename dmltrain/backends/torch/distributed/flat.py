@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.pinned import Arrival, ArrivingMemory
+from dmltrain.backends.torch.gpu.pinned import Arrival, ArrivingMemory
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle

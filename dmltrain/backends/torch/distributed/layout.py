@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch import pinned
 from dmltrain.backends.torch.distributed import same
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.backends.torch.distributed.flat import dense_strides
+from dmltrain.backends.torch.gpu import pinned
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 

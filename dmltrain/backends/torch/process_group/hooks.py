@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dmltrain.backends.torch import pinned
-from dmltrain.backends.torch.pinned import Arrival, PushedMemory, arrive, begin_copies
+from dmltrain.backends.torch.gpu import pinned
+from dmltrain.backends.torch.gpu.pinned import Arrival, PushedMemory, arrive, begin_copies
 from dmltrain.backends.torch.process_group.group import Group
 from dmltrain.backends.torch.process_group.staging import StagedWork, on_host
 from dmltrain.backends.torch.process_group.sums import SumsOnServers

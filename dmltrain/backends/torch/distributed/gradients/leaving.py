@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_to_host
-from dmltrain.backends.torch.pinned import Arrival, arrive
+from dmltrain.backends.torch.gpu.pinned import Arrival, arrive
 
 TOGETHER = 8 << 20  # bytes of gradients: each encoding has many kernels, however few elements it is of
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch import copies, registered
-from dmltrain.backends.torch.codecs import SliceEncoder, decode, encode, encodes
+from dmltrain.backends.torch.gpu import copies, registered
+from dmltrain.backends.torch.gpu.codecs import SliceEncoder, decode, encode, encodes
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import READ, Key, KVStore
 from dmltrain.kvstore.codec import Codec

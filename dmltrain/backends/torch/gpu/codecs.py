@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.backends.torch import copies
+from dmltrain.backends.torch.gpu import copies
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.codec import four_levels, int8, topk, two_bits
