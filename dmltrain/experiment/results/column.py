@@ -5,6 +5,7 @@ columns:
   - last_accuracy                            # a column of `dmltrain-parse --summary`, an option, or a derived value
   - learning rate: lr * 1000                 # a heading: an expression over all of these
   - accuracy: {value: last_accuracy, percent: true, digits: 1}
+  - time to 76 %: {value: time, reaches: 0.76}   # time, epoch or iteration of a validation accuracy
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dmltrain.base.errors import UserError
 from dmltrain.base.read_yaml import Place
@@ -20,6 +22,9 @@ from dmltrain.experiment.results.cell import MeasuredCell, ResultRow, plain
 from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import NOTHING, Measured, Value, is_number, measured
+from dmltrain.report.runs.run import Run
+from dmltrain.report.summaries import series
+from dmltrain.report.summaries.series import AXES
 from dmltrain.report.summaries.summary import COLUMNS
 
 NOT_MEASURED = frozenset(  # columns of the summary that say how a run was set up
@@ -29,7 +34,7 @@ NOT_MEASURED = frozenset(  # columns of the summary that say how a run was set u
         *("epochs", "processors"),
     )
 )
-OPTIONS = ("value", "percent", "digits")  # of a column
+OPTIONS = ("value", "percent", "digits", "reaches")  # of a column
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class ColumnNames:
 @dataclass(frozen=True)
 class ResultColumn:
     """key: its name in results.json. name: what it shows if that is one name and no expression, else "". value: of the
-    names of a cell. digits: decimals, None: as many as needed."""
+    names of a cell. digits: decimals, None: as many as needed. reached: of a cell's run, in place of `value`."""
 
     key: str
     heading: str
@@ -66,6 +71,7 @@ class ResultColumn:
     measured: bool
     percent: bool = False
     digits: int | None = None
+    reached: Callable[[Run], float | None] | None = None
 
     def of(self, row: ResultRow, derived: Mapping[str, Mapping[str, Value]]) -> Measured:
         """The value of a row: of its cells that are done. Settings are also known of others."""
@@ -76,6 +82,8 @@ class ResultColumn:
         return measured(values, setting=not self.measured)
 
     def _of_cell(self, cell: MeasuredCell, derived: Mapping[str, Value]) -> Value:
+        if self.reached:
+            return self.reached(cell.run) if cell.run else None
         value = self.value({**derived, **cell.names()})
         return value * 100 if self.percent and is_number(value) else value  # type: ignore[operator]
 
@@ -99,6 +107,8 @@ def _column(given: object, names: ColumnNames, where: Place) -> ResultColumn:
         heading, value = next(iter(given.items()))
         options = value if isinstance(value, Mapping) else {"value": value}
         _check_options(options, where)
+        if "reaches" in options:
+            return _column_of_reached(str(heading), options, where)
         return _new_column(str(heading), str(heading), options.get("value"), options, names, where)
     raise Fault(where, f"expected a name or one `heading: expression`, not {given!r}")
 
@@ -112,6 +122,17 @@ def _check_options(options: Mapping[object, object], where: Place) -> None:
         raise Fault(where, f"digits is {digits!r}: expected a number of decimals from 0 to 12")
     if not isinstance(options.get("percent", False), bool):
         raise Fault(where, f"percent is {options['percent']!r}: expected true or false")
+
+
+def _column_of_reached(heading: str, options: Mapping[str, object], where: Place) -> ResultColumn:
+    axis, accuracy, digits = options.get("value"), options["reaches"], options.get("digits")
+    if not isinstance(axis, str) or axis not in AXES:
+        raise Fault(where, f"value is {axis!r}: expected {', '.join(AXES)}, where an accuracy is reached")
+    if not isinstance(accuracy, float) or not 0 < accuracy < 1:
+        raise Fault(where, f"reaches is {accuracy!r}: expected a validation accuracy between 0 and 1")
+    reached = partial(series.reached, accuracy=accuracy, x=axis)
+    whole = digits if isinstance(digits, int) else None
+    return ResultColumn(heading, heading, "", lambda _: None, measured=True, digits=whole, reached=reached)
 
 
 def _new_column(

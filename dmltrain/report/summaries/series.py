@@ -42,6 +42,11 @@ def points_of(measured: MeasuredRun, key: str, x: str = "epoch") -> list[tuple[f
     ]
 
 
+def reached(run: Run, accuracy: float, x: str) -> float | None:
+    """The `x` at which the validation accuracy is this high for the first time; None if it never is."""
+    return next((at for at, found in points(run, ACCURACY, x) if found >= accuracy), None)
+
+
 def table_over(run: Run, aggregate: str, x: str) -> Table:
     """The table of `run` with `x` in its first column. UserError if the log does not say `x` of any epoch."""
     combined = "mean" if aggregate == "all" else aggregate
