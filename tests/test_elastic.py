@@ -248,7 +248,13 @@ def test_a_replacement_of_a_server_that_waits_at_the_end_ends_with_the_job(jobs)
 NOT_WITH = "--elastic does not work with {}: "
 NEEDS = "needs --kv-store dist_sync, dist_async, dist_ssp or dist_local (this is {})"
 OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
-WHOLE = ("--factors auto", "--data-parts local", "--test-io 1", "--server-shares links")  # other values are allowed
+WHOLE = (
+    "--factors auto",
+    "--data-parts local",
+    "--test-io 1",
+    "--server-shares links",
+    "--sync-bn 1",
+)  # other values are allowed
 BY_TIME = "--snapshot-on-signal 5 --model-prefix m"
 REFUSED = {
     **{words: NOT_WITH.format(words) for words in WHOLE},
@@ -273,6 +279,7 @@ MOST = [
     ("", 1, RULES, NO_RULE),
     ("", 0, RULES, NO_RULE),
     ("--backend mxnet", 0, RULES, OF_MXNET),
+    ("--sync-bn 1", 0, RULES, "--rule: --sync-bn needs steps of all workers together"),
 ]
 
 

@@ -257,6 +257,11 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
         (["--random-crop", "--mean-img", "m.npy", "--val-image-shape", "1,12,12"], ["--mean-img has a single size"]),
         (["--random-crop", "--val-image-shape", "3,12,12"], ["3,12,12: expected 1 channel(s)"]),
         (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
+        (
+            ["--dataset", "cifar10", "--data-dir", "/nonexistent", "--sync-bn"],
+            ["mlp has no batch norm: leave --sync-bn"],
+        ),
+        (["--data-train", "none", "--network", "convnext-t", "--stochastic-depth", "2"], ["--stochastic-depth is 2"]),
         (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
         (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
         (["--backend", "mxnet", "--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),

@@ -277,6 +277,15 @@ def test_the_benchmark_needs_no_files():
     assert loaded("--dataset imagenet --benchmark 1 --num-examples 40 --image-shape 3,9,9")[1].samples == 40
 
 
+def test_the_benchmark_has_the_sizes_of_each_epoch():
+    words = "--image-shape 3,20,24:0 3,12,12:2 --val-image-shape 3,32,32"
+    dataset, _, options = loaded(f"--dataset imagenet --benchmark 1 --num-examples 8 {words}")
+    assert dataset.image_shape == (3, 12, 12)
+    samples = [loading.train_samples(options, dataset, epoch) for epoch in (0, 1, 2)]
+    found = [each.training(np.arange(8), np.zeros(8, np.uint64))[0] for each in samples]
+    assert [images.shape for images in found] == [(8, 3, 20, 24), (8, 3, 20, 24), (8, 3, 12, 12)]
+
+
 def test_a_batch_larger_than_a_part(files):
     words = f"{IMAGENET} --data-train {files}/a.rec --batch-size 9"
     found = together([words] * 3)

@@ -8,6 +8,7 @@ import pytest
 
 from dmltrain import fit, options, recipes
 from dmltrain.base.errors import UserError
+from dmltrain.train.plan import plan_of, schedule_of
 from tests.forked_job import run_forked
 
 IMAGENET = {"dataset": "imagenet", "network": "resnet", "num_layers": 18, "lr_step_epochs": "30,60"}
@@ -40,6 +41,23 @@ def test_a_recipe_is_what_its_options_on_the_command_line_are(name):
     without = dict(IMAGENET) if "--num-layers" in spelled else {**IMAGENET, "num_layers": None}
     assert dataclasses.replace(found, recipe=None) == options.parse(spelled, "train", defaults=without)
     assert f"recipe='{name}'" in str(found)
+
+
+FFCV = {"resnet50-ffcv-16": (16, 11, 13), "resnet50-ffcv-40": (40, 29, 34), "resnet50-ffcv": (88, 65, 76)}
+
+
+@pytest.mark.parametrize("name", FFCV)
+def test_ffcvs_rates_and_sizes_are_those_of_its_program(name):
+    """get_cyclic_lr, the interpolation in train_loop and get_resolution of its train_imagenet.py; its start_ramp and
+    end_ramp."""
+    (epochs, first, last), given, steps = FFCV[name], parse("--recipe", name), 5
+    schedule = schedule_of(given, plan_of(given, steps, 8))
+    at_epochs = np.interp(np.arange(epochs + 1), [0, 2, epochs], [1.7e-4, 1.7, 0.0])
+    for epoch in range(epochs):
+        expected = np.interp(np.arange(steps), [0, steps], at_epochs[epoch : epoch + 2])
+        assert [schedule(epoch, step) for step in range(steps)] == pytest.approx(expected.tolist())
+        pixels = int(np.round(np.interp(epoch, [first, last], [160, 192]) / 32)) * 32
+        assert [shape for start, shape in given.image_stages if start <= epoch][-1] == (3, pixels, pixels)
 
 
 def test_the_command_line_is_above_the_recipe_and_the_recipe_above_the_program(tmp_path):

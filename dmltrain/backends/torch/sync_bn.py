@@ -49,7 +49,8 @@ def _statistics(x: Tensor, add_up: AddUp) -> tuple[Tensor, Tensor, Tensor]:
     channels = x.shape[1]
     own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
     if x.numel():
-        mean, variance = (each.double() for each in torch.batch_norm_update_stats(x, None, None, 0.0))
+        unused = [torch.zeros(channels, device=x.device) for _ in range(2)]  # whose type the results have
+        mean, variance = (each.double() for each in torch.batch_norm_update_stats(x, *unused, 0.0))
         own = torch.cat([mean, variance + mean * mean, mean.new_ones(1)]) * (x.numel() // channels)
     total = add_up(own)
     mean, squares = (total[:-1] / total[-1]).split(channels)

@@ -2,6 +2,8 @@
 of a row's values."""
 
 import math
+from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +14,7 @@ from dmltrain.experiment.results.column import ColumnNames, columns
 from dmltrain.experiment.results.derived import SpeedUp, baselines, derived
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.measured import NOTHING, Measured, measured
+from dmltrain.report.runs.run import Run
 
 NAMES = ColumnNames(frozenset({"devices", "lr_rule"}), frozenset({"lr", "num-layers"}))
 
@@ -59,6 +62,16 @@ def test_expressions_are_computed_for_each_cell():
     assert derived([row], SpeedUp())[row.cells[0].id]["error_rate"] == 0.25
 
 
+def test_when_an_accuracy_is_reached():
+    reached = {"when": {"value": "epoch", "reaches": 0.76}}
+    cells = []
+    for seed, accuracies in enumerate([(0.5, 0.77, 0.7), (0.5, 0.6, 0.76), (0.5, 0.6, 0.7)]):
+        epochs = {number: {"validation_accuracy": array("d", [each])} for number, each in enumerate(accuracies)}
+        cells.append(replace(cell(1, seed), run=Run("a.log", epochs=epochs)))
+    assert value(reached, *cells[:2]) == Measured(2.5, pytest.approx(0.5**0.5), 2)
+    assert value(reached, cells[2]) == value(reached, cell()) == NOTHING
+
+
 def test_what_failed_has_settings_and_no_values():
     failed = cell(1, 1, ERROR, {"lr": 0.5}, last_accuracy=0.1)
     assert value("last_accuracy", failed) == NOTHING
@@ -89,6 +102,8 @@ def test_headings():
         ([{"x": {"value": "lr", "percent": 1}}], ("columns", 0), "expected true or false"),
         ([{"x": {"value": "lr", "digits": -1}}], ("columns", 0), "from 0 to 12"),
         ([{"x": {}}], ("columns", 0), "expected a name or an expression"),
+        ([{"x": {"value": "lr", "reaches": 0.5}}], ("columns", 0), "value is 'lr': expected epoch, iteration, time"),
+        ([{"x": {"value": "time", "reaches": 76}}], ("columns", 0), "reaches is 76: expected a validation accuracy"),
         ([{"x": "lr", "y": "lr"}], ("columns", 0), "expected a name or one"),
         (["lr", {"lr": "lr * 2"}], ("columns", 1), "two columns 'lr'"),
         ([None], ("columns", 0), "expected a name or one"),
