@@ -229,7 +229,7 @@ def test_gradients_that_are_forgotten_while_they_are_copied_are_not_sent():
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("line", ["", "--dtype float16", "--gc-type 2bit", "--update-on-kvstore 1"])
+@pytest.mark.parametrize("line", ["", "--dtype float16", "--gc-type 2bit", "--update-on-kvstore 1", "--sync-bn 1"])
 def test_two_devices_have_the_weights_of_two_replicas_on_the_cpu(line, monkeypatch):
     """Also if it takes several copies from one to the other."""
     monkeypatch.setattr(flat, "CHUNK", 1 << 10)
