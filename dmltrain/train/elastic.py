@@ -34,8 +34,10 @@ OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")
 OPS = ("shuffle", "save_period", "skip_broken", "snapshot_on_signal", "loss", "outer_lr", "outer_momentum")
 # What a replay need not have in common: how options are given, what it compares as facts of the job, and what does not
 # change weights.
-NOT_OF_REPLAYS = ("recipe", "network", "seed", "batch", "batch_size", "num_epochs", "max_iter")
-NOT_OF_REPLAYS += ("save_period", "skip_broken", "snapshot_on_signal", "show_schedule", "val_flip", "val_image_shape")
+NOT_OF_REPLAYS = (
+    *("recipe", "network", "seed", "batch", "batch_size", "num_epochs", "max_iter"),
+    *("save_period", "skip_broken", "snapshot_on_signal", "show_schedule", "val_flip", "val_image_shape"),
+)
 # And what else it compares; members that differ in these fail in other ways, or have different weights from the start.
 ONLY_OF_REPLAYS = ("gc_type", "gc_threshold", "gc_ratio", "rgb_mean", "rgb_std", "enlarge", "last_lr_mult")
 BATCH = "--batch"  # not as its field is called: JobFacts has another `batch`

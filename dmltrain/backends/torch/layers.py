@@ -85,7 +85,7 @@ def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
 def _arrays(network: Network) -> torch.nn.Module:
     """A module that only holds the network's arrays, in order. GraphModule takes from it those that its graph names."""
     holder = torch.nn.Module()
-    holder.add_up = None
+    holder.add_up = None  # type: ignore[assignment]  # see _Module
     for parameter in network.parameters():
         holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))
     for statistic in network.auxiliary():

@@ -49,8 +49,9 @@ def _statistics(x: Tensor, add_up: AddUp) -> tuple[Tensor, Tensor, Tensor]:
     channels = x.shape[1]
     own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
     if x.numel():
-        unused = [torch.zeros(channels, device=x.device) for _ in range(2)]  # whose type the results have
-        mean, variance = (each.double() for each in torch.batch_norm_update_stats(x, *unused, 0.0))
+        unused = torch.zeros(2, channels, device=x.device)  # whose type the results have
+        mean, variance = torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+        mean, variance = mean.double(), variance.double()
         own = torch.cat([mean, variance + mean * mean, mean.new_ones(1)]) * (x.numel() // channels)
     total = add_up(own)
     mean, squares = (total[:-1] / total[-1]).split(channels)
@@ -78,7 +79,7 @@ class _Normalised(torch.autograd.Function):
         return functional.batch_norm(x, mean, variance, gamma, beta, False, 0.0, epsilon)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, count, mean, variance = context.saved_tensors
         dx, dgamma, dbeta = _with_constant_statistics(dy, x, gamma, mean, variance, context.epsilon)
@@ -178,5 +179,5 @@ def join(modules: Sequence[nn.Module], store: KVStore) -> Turns | None:
     sums = partial(store.all_reduce, "batch-norm sums") if store.num_workers > 1 else None
     turns = Turns(sums)
     for index, module in enumerate(modules):
-        module.add_up = partial(turns.add_up, index)
+        module.add_up = partial(turns.add_up, index)  # type: ignore[assignment]  # an attribute of layers.build's
     return turns
