@@ -141,8 +141,8 @@ BETWEEN_AVERAGES = "1:before:train_step:5:kill"
 # test.
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
 SEVERAL = "--macrobatch-size 30"  # three batches of three workers, and a last step of fewer
-FLOAT16 = "--dtype float16"
 AVERAGED = "--clip-gradient-norm 0.1 --ema-decay 0.9 --mixup 0.4 --cutmix 1 --val-flip"
+HALVED = f"--dtype float16 {AVERAGED}"
 IN_TEST = {
     "the leader in the middle of a checkpoint",
     "mistakes of their own end only these workers",
@@ -191,17 +191,13 @@ JOBS = {
         JOINS.replace(":6:", ":4:"), "dist_local", options=SEVERAL, come=(3,)
     ),
     "several batches a step, and one joins": Row(JOINS.replace(":6:", ":2:"), "dist_ssp", options=SEVERAL, come=(3,)),
-    # The average of weights is in the checkpoints, and its digest in the log.
-    "clipped, with an average of weights": Row(f"{KILL},{JOINS}", options=AVERAGED, come=(3,)),
-    "who lacks results gets the average from another": Row(
-        f"0:after:complete:4:server/1,{LACK}", options=AVERAGED, views={"behind": [(1, 2)]}
+    # The average of weights is in the checkpoints, and its digest in the log. The first steps overflow, and all halve
+    # the loss scale.
+    "float16, clipped, with an average of weights": Row(f"{KILL},{JOINS}", options=HALVED, come=(3,)),
+    "float16, and who lacks results gets step and average from another": Row(
+        f"0:after:complete:4:server/1,{LACK}", options=HALVED, views={"behind": [(1, 2)]}
     ),
     "clipped on servers": Row(PUSHED, "on servers", options=AVERAGED),
-    # The first steps overflow, and all halve the loss scale.
-    "float16": Row(f"{KILL},{JOINS}", options=FLOAT16, come=(3,)),
-    "float16, and who lacks results gets the step from another": Row(
-        f"0:after:complete:4:server/1,{LACK}", options=FLOAT16, views={"behind": [(1, 2)]}
-    ),
     "batch statistics": Row(
         "1:after:pushpull:7:kill", options=f"{RESNET} {SIZES}", workers=2, says=[f"worker-0: {STATISTICS}"]
     ),
