@@ -349,6 +349,8 @@ def test_an_agent_without_a_job_ends_at_a_signal_and_with_its_channel():
     assert ended == {"event": "ended", "left": []}
     assert channel.close() == "exited with 0"
     channel = LocalChannel(Host("here", "127.0.0.1", sys.executable), "no-such-mark")
+    channel._end_input()
+    channel._child.wait(SILENCE)  # close would kill one that takes more than a second
     assert channel.close() == "exited with 1: the launcher's end of the channel closed"
 
 
