@@ -26,7 +26,7 @@ LOOP_MS = 1000  # about the period over which the driver averages
 ARGUMENTS = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits", f"--loop-ms={LOOP_MS}")
 AMD = "/sys/bus/pci/drivers/amdgpu"  # has a folder for each GPU
 # Prints of these what nvidia-smi prints.
-OF_AMD = f"""
+OF_AMD = """
 import glob, sys, time
 
 def read(path, unit):
@@ -40,7 +40,7 @@ while True:
     for index, folder in enumerate(sorted(glob.glob(glob.escape(sys.argv[1]) + "/*:*"))):
         print(index, read(folder + "/gpu_busy_percent", 1), read(folder + "/mem_info_vram_used", 1 << 20), sep=",")
     sys.stdout.flush()
-    time.sleep({LOOP_MS / 1000})
+    time.sleep(int(sys.argv[2]) / 1000)
 """
 VALUE = rb"\s*(\d{1,9}(?:\.\d{0,9})?|\[[^\],]{1,40}\])\s*"  # a number, or [N/A]
 LINE = re.compile(rb"\s*(\d{1,5})\s*," + VALUE + rb"," + VALUE)
@@ -98,7 +98,11 @@ class Gpus:
         self._selector, self._reports = selector, Reports()
         self._popen: subprocess.Popen[bytes] | None = None
         self._identity: Process | None = None
-        of_amd = [[sys.executable, "-I", "-S", "-c", OF_AMD, amd]] if glob.glob(f"{glob.escape(amd)}/*:*") else []
+        of_amd = (
+            [[sys.executable, "-I", "-S", "-c", OF_AMD, amd, str(LOOP_MS)]]
+            if glob.glob(f"{glob.escape(amd)}/*:*")
+            else []
+        )
         for command in ([program, *ARGUMENTS], *of_amd):
             with contextlib.suppress(OSError), shielded():  # there is none
                 self._popen = subprocess.Popen(
