@@ -231,6 +231,19 @@ def test_results_come_after_what_a_script_has_read_of_its_own_gradients():
     assert first == other == pytest.approx([4 * 8, 4 * 8**0.5])
 
 
+def test_a_scripts_gradients_with_compression_are_the_cpus():
+    def means(store, device):
+        torch.manual_seed(0)
+        store.set_gradient_compression({"type": "int8"})
+        model = torch.nn.Linear(8, 8).to(device)
+        connected(model, torch.optim.SGD(model.parameters(), 0.1), store)
+        model(torch.full((4, 8), 1.5, device=device)).square().sum().backward()
+        return torch.cat([parameter.grad.flatten().cpu() for parameter in model.parameters()])
+
+    here, there = (in_a_job("dist_sync", 1, lambda store, each=each: means(store, each)) for each in ("cpu", "cuda"))
+    assert all(map(torch.equal, there, here)) and here[0].any()
+
+
 def test_gradients_that_are_forgotten_while_they_are_copied_are_not_sent():
     def stepped(store, forgotten):
         torch.manual_seed(0)
