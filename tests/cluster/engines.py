@@ -191,12 +191,15 @@ FAULTS = {
 }
 
 
-def works_on(engine: Engine, attempt: int) -> bool:
-    """Whether this attempt has both of its workers, and no other one any process."""
+def works_on(engine: Engine, job: Launched, attempt: int) -> bool:
+    """Whether this attempt has both of its workers, as the launcher knows, and no other one any process."""
     found = [each.environment for _, each in on_hosts(engine.testbed) if is_one(each, "program.py")]
     running = [each for each in found if any(entry.startswith("DMLC_ROLE=") for entry in each)]  # no launcher
     workers = [each for each in running if "DMLC_ROLE=worker" in each]
-    return len(workers) == 2 and all(f"DMLTRAIN_RESTART={attempt}" in each for each in running)
+    if len(workers) != 2 or not all(f"DMLTRAIN_RESTART={attempt}" in each for each in running):
+        return False
+    record = job.record
+    return len(record["restarts"]) == attempt and all(row["pid"] for row in record["processes"])
 
 
 def try_losses(engine: Engine) -> None:
@@ -205,9 +208,9 @@ def try_losses(engine: Engine) -> None:
     said = [r"worker 1 \(pid \d+ on [-\w]+\) exited with code 7"]
     *before, (last, fault) = LOSSES.items()
     for attempt, (_, each) in enumerate(before, 1):
-        wait_for(functools.partial(works_on, engine, attempt), f"attempt {attempt}", LONGEST)
+        wait_for(functools.partial(works_on, engine, job, attempt), f"attempt {attempt}", LONGEST)
         said.append(each.said.format(host=engine.name_on(each.strike(engine, job))))
-    wait_for(lambda: works_on(engine, len(LOSSES)), "the last attempt", LONGEST)
+    wait_for(lambda: works_on(engine, job, len(LOSSES)), "the last attempt", LONGEST)
     done = judge(engine, job, last, fault)
     found = [re.search(cause, done.err) for cause in said]
     restarts = [done.err.find(f"restart {number} of {len(LOSSES)}") for number in range(1, len(LOSSES) + 1)]

@@ -56,7 +56,7 @@ def says(launched: Launched, text: str) -> None:
 
 
 def test_a_host_is_added_and_removed_and_one_that_is_off_is_named(testbed: Testbed, front: Front):
-    launched = waiting(front, "--hosts", "h1,h2", "-n", 2)
+    launched = waiting(front, "--hosts", "h1,h2", "-n", 2, "--connect-timeout", 20)  # which h4 will take
     code, out = front.change(launched, "add", "h3:2")
     (one, first), (other, second) = re.findall(r"worker (\d) on h3 has joined the job in view (\d)\n", out)
     assert (code, {one, other}, [first, second]) == (0, {"2", "3"}, ["2", "3"]), "either may be the first"

@@ -17,7 +17,8 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.ending import write_last_line
 from dmltrain_launch.agent.events import Exited
 from dmltrain_launch.clusters import AllOptions
-from dmltrain_launch.commands import jobs, visit
+from dmltrain_launch.clusters.queue import Inside, Submitted
+from dmltrain_launch.commands import jobs, submit, visit
 from dmltrain_launch.commands.recorded import Launcher
 from dmltrain_launch.commands.show import Record
 from dmltrain_launch.job.host import Host
@@ -25,9 +26,25 @@ from dmltrain_launch.job.job import Job
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
 from dmltrain_launch.run.supervisor.event import Lost, Tick
-from dmltrain_launch.terminal.log_folder import LogFolder
+from dmltrain_launch.terminal.log_folder import QUEUED, LogFolder
 from dmltrain_launch.terminal.record import FORMAT, read_record
 from tests.launch.conftest import ROOT
+
+
+class AtOnce:
+    """A queue whose jobs start before it answers."""
+
+    def submit(self, job: Inside) -> Submitted:
+        LogFolder(job.path).unlock()
+        return Submitted({"number": 7}, "in the queue")
+
+
+def test_a_submitted_job_that_starts_at_once_has_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "queue_of", lambda name: AtOnce())
+    said: list[str] = []
+    job = Inside(AllOptions(launcher="slurm"), (), "it", tmp_path / "logs")
+    assert submit.submit(job, said.append) == 0 and said[0] == "job it is in the queue"
+    assert json.loads((tmp_path / "logs" / QUEUED).read_text())["number"] == 7
 
 
 def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):

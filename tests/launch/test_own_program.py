@@ -16,6 +16,7 @@ PYTHON_OPTION = re.compile(r"""["' ](-[mc])(?=["' ])""")
 STARTS = {  # file -> options of Python or of a shell in it: all that could import from the current folder
     "dmltrain/data_command/copying.py": ["-c"],  # of wc
     "dmltrain/report/unread.py": ["-c"],  # of gzip, xz and others
+    "launch/dmltrain_launch/agent/host/gpus.py": ["-c"],  # -I
     "launch/dmltrain_launch/agent/host/inspection.py": ["-c"],  # removes the folder, and is tested below
     "launch/dmltrain_launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
     "launch/dmltrain_launch/channels/bridges/bridge.py": ["-c"],  # of a shell

@@ -22,21 +22,33 @@ from dmltrain_launch.terminal.record import MODE, read_own_record
 
 def submit(job: Inside[Options], say: Callable[[str], None]) -> int:
     """Ask the engine, and say what it has answered. LaunchError if it refuses."""
-    submitted, _ = put(job)
+    folder = _folder(job)
+    folder.unlock()  # the job may start at once, and its launcher locks the folder
+    submitted = _put(job, folder)
     say(f"job {job.name} is {submitted.where}")
     say(f"dmltrain job ps {known_by(job)}, and the same with logs and kill, find it from here")
     return 0
 
 
 def put(job: Inside[Options]) -> tuple[Submitted, LogFolder]:
-    """Give the job to the engine, and write down where it is."""
-    name, path = job.options.launcher_name, job.path
+    """Give the job to the engine, and write down where it is. The folder stays locked."""
+    folder = _folder(job)
+    return _put(job, folder), folder
+
+
+def _folder(job: Inside[Options]) -> LogFolder:
+    """The job's log folder, locked; an earlier run's files go to previous-1."""
+    path = job.path
     if said := path.is_dir() and _living(path):
         raise LaunchError(f"{path}: {said}, and has this log folder; give another --job or --log-dir")
-    folder = LogFolder(path)  # an earlier run's files go to previous-1
+    return LogFolder(path)
+
+
+def _put(job: Inside[Options], folder: LogFolder) -> Submitted:
+    name = job.options.launcher_name
     submitted = queue_of(name).submit(job)
     _write(folder.path, {"launcher": name, **submitted.found_by, "submitted": stamp(time.time())})
-    return submitted, folder
+    return submitted
 
 
 def _living(folder: Path) -> str:

@@ -160,8 +160,8 @@ class Start:
         requests = Requests(self.job.mark, version(), explained, listens, keeper.first_request if keeper else 0)
         self.record.control = requests.name
         kept = keeper.kept(self._beginning, output) if keeper else None
-        if keeper and keeper.took_over:
-            self.record.write(supervisor)  # with the name of this launcher's control socket
+        if requests.name:
+            self.record.write(supervisor)  # so that changes can be asked for as soon as a process runs
         self._session = session = Session(
             supervisor, self.cluster, output, recorded, copier, self.record.trace, usage.write, requests, kept
         )

@@ -55,15 +55,17 @@ class LogFolder:
             if not again:
                 self._move_previous_run()
         except OSError as error:
-            self._unlock()
+            self.unlock()
             raise unwritable(self.path, error) from None
         except LaunchError:
-            self._unlock()
+            self.unlock()
             raise
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Let another launcher lock it. Without a call this happens when the process exits."""
         if self._descriptor is not None:
             os.close(self._descriptor)
+            self._descriptor = None
 
     def _lock(self) -> None:
         """Lock the folder until this process exits, if the file system can lock folders."""
