@@ -192,12 +192,15 @@ FAULTS = {
 
 
 def works_on(engine: Engine, job: Launched, attempt: int) -> bool:
-    """Whether this attempt has both of its workers, as the launcher knows, and no other one any process."""
+    """Whether this attempt has both of its workers, as its launcher knows, and no other one any process. Of a launcher
+    on a node there is no record here before the end."""
     found = [each.environment for _, each in on_hosts(engine.testbed) if is_one(each, "program.py")]
     running = [each for each in found if any(entry.startswith("DMLC_ROLE=") for entry in each)]  # no launcher
     workers = [each for each in running if "DMLC_ROLE=worker" in each]
     if len(workers) != 2 or not all(f"DMLTRAIN_RESTART={attempt}" in each for each in running):
         return False
+    if not (job.logs / "job.json").exists():
+        return True
     record = job.record
     return len(record["restarts"]) == attempt and all(row["pid"] for row in record["processes"])
 
