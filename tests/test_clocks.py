@@ -32,7 +32,7 @@ MAY_READ = {  # file and function -> what for
     "launch/dmltrain_launch/commands/doctor.py _clock": "the date of a report",
     "launch/dmltrain_launch/commands/visit.py write_end": "a date in a record",
     "launch/dmltrain_launch/commands/submit.py mark_ended": "a date in a record",
-    "launch/dmltrain_launch/commands/submit.py put": "a date in a record",
+    "launch/dmltrain_launch/commands/submit.py _put": "a date in a record",
     "launch/dmltrain_launch/run/record.py end_of_attempt": "a date in a record",
     "launch/dmltrain_launch/run/report.py new_job_name": "the date in a new job's name",
     "launch/dmltrain_launch/run/intake.py asked": "how far the clocks of hosts differ, for a warning",
