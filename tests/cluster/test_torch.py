@@ -93,7 +93,8 @@ def test_every_operation_that_waits_for_a_lost_peer_names_it(front, testbed, tmp
         wait_for((tmp_path / "ready").exists, lambda: outputs(tmp_path), 240)
         (tmp_path / "struck").write_text(str(time.time()))
         testbed.partition("h2")
-    wait_for(lambda: sum("done" in each for each in said(tmp_path).values()) == 3, lambda: outputs(tmp_path), 240)
+    done = lambda: sum("done" in each for each in said(tmp_path).values()) == 3  # noqa: E731
+    wait_for(done, lambda: f"{said(tmp_path)} {outputs(tmp_path)}", 240)
     struck = float((tmp_path / "struck").read_text())
     for worker, facts in said(tmp_path).items():
         told = {name: value for name, value in facts.items() if isinstance(value, list)}
