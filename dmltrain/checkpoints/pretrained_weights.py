@@ -72,7 +72,7 @@ def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = 
 
 
 def _average(state: Mapping[str, Any]) -> dict[str, Array]:
-    """Without the one of --swa-from before its first epoch."""
+    """The average in a checkpoint; empty if there is none, as before the first epoch of --swa-from."""
     has_begun = state.get("decay") is not None or state.get("epochs")
     return _float32(state["model"]) if has_begun else {}
 

@@ -132,8 +132,9 @@ class KVStore:
     bytes_received: int = 0
     pushed: float = 0.0  # when the last push was handed over, s of time.perf_counter; in distributed stores
     waits: Waits | None = None  # of the training thread so far; None if they are not measured
-    elastic: bool = False  # whether the job goes on with other members when a worker is lost
-    keeps_gradients: bool = False  # whether pushed memory must not change even after the results have arrived
+    # Whether the job goes on with other members when a worker is lost. Then pushed memory must not change even after
+    # the results have arrived.
+    elastic: bool = False
     ops: Ops = Ops()  # in an elastic job an ElasticOps
     _names: int = 0
 

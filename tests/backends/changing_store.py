@@ -38,7 +38,6 @@ class ChangingStore(LateStore):
     `recognised` is called for each round before its results may be used."""
 
     elastic = True
-    keeps_gradients = True
 
     def __init__(self, members=3, changes=(), recognised=lambda: None):
         super().__init__()

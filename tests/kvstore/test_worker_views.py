@@ -542,4 +542,4 @@ def test_in_a_store_that_is_not_elastic_nothing_is_repeated():
     with pytest.raises(ViewChanged):
         store.repeat(interrupted.wait)
     store.rank = 3
-    assert (store.member, store.elastic, store.keeps_gradients, store.is_alone) == (3, False, False, False)
+    assert (store.member, store.elastic, store.is_alone) == (3, False, False)

@@ -80,7 +80,7 @@ def _resize(geometry: Geometry, pixels: Array, out: Array) -> None:
 
 
 def _border(fill: int | None) -> int:
-    """OpenCV's number of it."""
+    """OpenCV's number for what lies outside an image with this fill."""
     cv2 = library("cv2")
     return int(cv2.BORDER_REFLECT_101 if fill is None else cv2.BORDER_CONSTANT)
 

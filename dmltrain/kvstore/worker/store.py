@@ -51,7 +51,7 @@ class DistKVStore(KVStore):
     ) -> None:
         DistKVStore.present = True
         self.num_servers = environment.num_servers
-        self.elastic = self.keeps_gradients = bool(environment.elastic)
+        self.elastic = bool(environment.elastic)
         self._environment = environment
         self._staleness_taken = (0.0, 0)  # at the last take_staleness: sum and count
         type_, seconds = types.find(kind), environment.wait_seconds
@@ -62,9 +62,7 @@ class DistKVStore(KVStore):
         member = self._member = join(environment, sharing, exit_seconds)
         self._routes, self.start_message = member.routes, member.start_message
         apart, present = host.apart(self.start_message), KVStoreKind(type_, staleness)
-        self._entries = KeyEntries(
-            self._routes, self.num_workers, present, seconds, apart, can_undo=self.keeps_gradients
-        )
+        self._entries = KeyEntries(self._routes, self.num_workers, present, seconds, apart, can_undo=self.elastic)
         self._transfers = Transfers(member, self._entries, sharing.arena, seconds, flat_keys=not self.elastic)
         self._gathering = Gathering(member, self._entries, self._transfers, self.rank)
         self._broadcast = Broadcast(member, self._entries, self._transfers.pull, self.rank, seconds)

@@ -53,14 +53,9 @@ class Keeper:
             self._repeated = Repeated(supervisor, self._taken[0])
         return supervisor
 
-    @property
-    def took_over(self) -> bool:
-        """Whether another launcher has started the job."""
-        return self._taken is not None
-
     def greeting(self, supervisor: Supervisor, path: Path) -> list[str]:
         """What to say at the start of this launcher, but not of the job."""
-        if not self.took_over:
+        if self._taken is None:
             return []
         attached = f"{NAME}: attached to job {supervisor.job.name}, logs in {path}"
         return [attached, *(f"{NAME}: {line}" for line in report.losses(supervisor))]

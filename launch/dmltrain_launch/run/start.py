@@ -136,8 +136,16 @@ class Start:
         """Returns the exit code."""
         names = [f"{role}-{rank}" for role, rank, _ in placements(self.job, self.cluster.hosts)]
         folder = self.folder.path
-        self.record.write(supervisor)
         keeper = self.keeper
+
+        def explained(notes: Sequence[tuple[str, int | None]]) -> list[str]:
+            lines = report.explained(supervisor, notes, output.last_lines, str(self.path))
+            return [self.record.redacted(line) for line in lines]
+
+        listens = bool(self.job.num_servers) or self.job.detach
+        requests = Requests(self.job.mark, version(), explained, listens, keeper.first_request if keeper else 0)
+        self.record.control = requests.name  # changes can be asked for as soon as a process runs
+        self.record.write(supervisor)
         greeting = keeper.greeting(supervisor, self.path) if keeper else []
         for line in greeting or [report.start_line(supervisor, str(self.path))]:
             self.say(line)
@@ -152,16 +160,7 @@ class Start:
             if keeper:
                 keeper.news(self._goes_on)
 
-        def explained(notes: Sequence[tuple[str, int | None]]) -> list[str]:
-            lines = report.explained(supervisor, notes, output.last_lines, str(self.path))
-            return [self.record.redacted(line) for line in lines]
-
-        listens = bool(self.job.num_servers) or self.job.detach
-        requests = Requests(self.job.mark, version(), explained, listens, keeper.first_request if keeper else 0)
-        self.record.control = requests.name
         kept = keeper.kept(self._beginning, output) if keeper else None
-        if requests.name:
-            self.record.write(supervisor)  # so that changes can be asked for as soon as a process runs
         self._session = session = Session(
             supervisor, self.cluster, output, recorded, copier, self.record.trace, usage.write, requests, kept
         )

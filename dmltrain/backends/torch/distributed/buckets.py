@@ -64,7 +64,7 @@ class Bucket:
     def lay_out(self, memory: Array, keep: bool = False, encodings: Sequence[Encoding] = ()) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
         and are copied before the push: to `memory` if that is pinned, else to pinned memory. Results arrive in the same
-        memory. With `keep` (see KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate
+        memory. With `keep` (see KVStore.elastic) pushed gradients must stay unchanged, and results get separate
         pinned memory. With `encodings` (see KVStore) a GPU encodes its gradients and decodes its results, and nothing
         is in `memory`."""
         self.host = PushedMemory(memory, self.device, keep, encodings)
@@ -179,8 +179,7 @@ class Bucket:
 
     def host_gradients(self, factors: Sequence[float] = ()) -> Array | Encoded:
         """The flat gradients, times these factors, in host memory, which does not change until the key's next pull
-        returns. Encoded only
-        where `lay_out` got encodings."""
+        returns. Encoded only where `lay_out` got encodings."""
         for encoder in self.host.encoders if factors else ():
             encoder.take_back()  # of a copy without factors
         if (factors or not self.host.has_begun) and self.freeze():

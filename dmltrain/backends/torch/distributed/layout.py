@@ -46,7 +46,7 @@ def _declare(store: KVStore, buckets: list[Bucket], whole: bool, mean: bool) -> 
     """Declare the buckets' keys, and take worker 0's weights."""
     keys = [bucket.name for bucket in buckets]
     store.init(keys, [bucket.weights.on_host() for bucket in buckets], whole=whole, mean=mean)
-    lay_out(store, buckets, keep=store.keeps_gradients)
+    lay_out(store, buckets, keep=store.elastic)
     for bucket in buckets:
         weights = bucket.weights.on_host()
         store.pull(bucket.name, weights)

@@ -56,9 +56,9 @@ NAMES = {
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
-# Each group of gloo stays until the process ends. Else the process can hang: whoever drops the last reference (a
-# DistributedDataParallel that ends after destroy_process_group()) holds the GIL and waits for the group's threads,
-# while one of these waits for the GIL.
+# Each group of gloo stays until the process ends. Else the process can hang: the thread that drops the last reference
+# (of a DistributedDataParallel that ends after destroy_process_group()) holds the GIL and waits for the group's
+# threads, while one of these waits for the GIL.
 _gloo: list[Any] = []
 POINT_TO_POINT = ("recv", "recv_anysource", "send")  # which not all members call, so their order says nothing
 

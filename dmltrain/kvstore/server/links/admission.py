@@ -12,7 +12,8 @@ from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.outbox import Outbox
 
-REPLACE_SECONDS = 10.0  # for the view without the worker whose place a caller takes; without it, it is the same worker
+# How long to wait for a view without the worker whose place a caller takes. If none comes, the caller is that worker.
+REPLACE_SECONDS = 10.0
 
 
 class Admission:

@@ -25,7 +25,7 @@ PROGRAM = "nvidia-smi"
 LOOP_MS = 1000  # about the period over which the driver averages
 ARGUMENTS = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits", f"--loop-ms={LOOP_MS}")
 AMD = "/sys/bus/pci/drivers/amdgpu"  # has a folder for each GPU
-# Prints of these what nvidia-smi prints.
+# A program that prints about these GPUs what nvidia-smi prints about its own.
 OF_AMD = """
 import glob, sys, time
 
