@@ -25,7 +25,7 @@ from dmltrain.base.errors import Diverged, JobLost, UserError
 from dmltrain.base.safe_text import open_missing_streams, safe_lines
 from dmltrain.checkpoints import checkpoint
 from dmltrain.data.batches import TrainBatches
-from dmltrain.kvstore.base import KVStore
+from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.logs import record
 from dmltrain.options import Options, parse
 from dmltrain.rounds import checks
@@ -87,6 +87,8 @@ def exit_code(prog: str, run: Callable[[], None]) -> int:
     except (UserError, JobLost, Diverged) as error:
         print(f"{prog}: error: {safe_lines(str(error))}", file=sys.stderr, flush=True)
         return errors.ended(error.exit_code)
+    except MembershipEnded as end:  # before training began; see train/elastic.py
+        print(f"{prog}: this worker's part has ended: {safe_lines(str(end))}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr, flush=True)
         return errors.ended(INTERRUPTED)

@@ -14,7 +14,7 @@ import re
 
 import pytest
 
-from tests.elastic_job import Row, make_forker, make_jobs, shown  # noqa: F401
+from tests.elastic_job import Row, come, make_forker, make_jobs, shown  # noqa: F401
 
 FAULTS = {  # -> what members do, at the moment
     "a worker is killed": ["1:kill"],
@@ -188,7 +188,10 @@ JOBS = {
     "several batches a step": Row("1:after:pushpull:4:kill", options=f"{SEVERAL} --snapshot 2"),
     "the leader in the middle of a snapshot, with local steps": Row("0:before:put:2:kill", "dist_local", "int8", STOPS),
     "several batches a local step, and one joins": Row(
-        JOINS.replace(":6:", ":4:"), "dist_local", options=SEVERAL, come=(3,)
+        JOINS.replace(":6:", ":2:"),
+        "dist_local",
+        options=SEVERAL,
+        come=(3,),  # a step has several batches
     ),
     "several batches a step, and one joins": Row(JOINS.replace(":6:", ":2:"), "dist_ssp", options=SEVERAL, come=(3,)),
     # The average of weights is in the checkpoints, and its digest in the log. The first steps overflow, and all halve
@@ -463,6 +466,14 @@ JOBS = {
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each in IN_TEST else thorough) for each in JOBS])
 def test_a_job_with(jobs, name):
     jobs.run(JOBS[name])
+
+
+def test_a_newcomer_that_comes_too_late_ends_with_the_job(jobs):
+    job = jobs.start(INVITED.format(50, 1), workers=1, env={"DMLTRAIN_MAX_WORKERS": "2"})  # in the last step
+    job.wait_for_line("worker-0", "Epoch[0] Validation-accuracy")
+    come(job, 1)
+    job.succeed()
+    assert "part has ended: the job has come to its end" in job.output("worker-1"), job.outputs()
 
 
 @thorough

@@ -34,6 +34,9 @@ class ViewChanged(Exception):
     in a round of training the optimizer does, and pushes its gradients again."""
 
 
+JOB_ENDED = "the job has come to its end"
+
+
 class MembershipEnded(Exception):
     """This worker leaves the job normally: because it wants to, because the next view of a replay is without it, or
     because the job has ended before this worker could join. This is not an error."""
@@ -66,7 +69,7 @@ class Handle:
         self._lock = threading.Lock()
         self._finish: list[Callable[[], None]] = []
         self.error = ""
-        self._interrupted = False
+        self._interruption: Exception | None = None
         if count == 0:
             self._done.set()
 
@@ -90,12 +93,14 @@ class Handle:
         self.error = reason
         self._done.set()
 
-    def interrupt(self) -> None:
-        """Each `wait`, now and later, raises ViewChanged, unless the operation is complete already."""
+    def interrupt(self, job_ended: bool = False) -> None:
+        """Each `wait`, now and later, raises ViewChanged, unless the operation is complete already; MembershipEnded if
+        the job has ended."""
         with self._lock:
             if self._done.is_set():
                 return
-            self._interrupted = True
+            changed = ViewChanged(f"{self._what}: the members of the job have changed")
+            self._interruption = MembershipEnded(JOB_ENDED) if job_ended else changed
             self._done.set()
 
     def then(self, action: Callable[[], None]) -> None:
@@ -104,8 +109,8 @@ class Handle:
         self._finish.append(action)
 
     def wait(self) -> None:
-        """Raises JobLost with the reason, or after the time limit, with the name of the operation; ViewChanged after
-        `interrupt`."""
+        """Raises JobLost with the reason, or after the time limit, with the name of the operation; ViewChanged or
+        MembershipEnded after `interrupt`."""
         if not self._done.is_set():
             since = time.perf_counter()
             if not self._done.wait(self._seconds):
@@ -114,8 +119,8 @@ class Handle:
                 self._waited(self._trip, since, time.perf_counter())
         if self.error:
             raise JobLost(self.error)
-        if self._interrupted:
-            raise ViewChanged(f"{self._what}: the members of the job have changed")
+        if self._interruption:
+            raise self._interruption
         while self._finish:
             self._finish.pop()()
 

@@ -33,7 +33,9 @@ KINDS = {
 
 def by_launcher(front, *words):
     hosts = front.script("h1 slots=2\nh2 slots=2\n", "hosts")
-    settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
+    # The scheduler, which names the worker, decides long before the launcher misses the host.
+    settings = SETTINGS | ({"DMLTRAIN_HEARTBEAT_TIMEOUT": "6"} if "cut off" in words else {})
+    settings = [word for name, value in settings.items() for word in ("--env", f"{name}={value}")]
     options = ["-H", hosts, "-n", WORKERS, "-s", 2, "--grace", 120, *settings]
     return [front.start(*options, *forked(PROGRAM, *words)).process]
 

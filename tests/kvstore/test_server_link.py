@@ -14,7 +14,7 @@ import pytest
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore.base import Handle, ViewChanged
+from dmltrain.kvstore.base import Handle, MembershipEnded, ViewChanged
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.links.service import Service
 from dmltrain.kvstore.transport import host, link, rendezvous, wire
@@ -326,6 +326,19 @@ def test_a_push_to_a_lost_server_is_not_prepared_any_more(pair):
     with pytest.raises(Closed, match="goes on without server 0"):
         late.views()
     assert slice_.sending is None and not slice_.residual.values.any()
+
+
+@each_way
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_a_job_that_has_ended_answers_nothing_and_lets_go(pair, asked_before):
+    if not asked_before:
+        pair.link.retire(job_ended=True)
+    asked, leaving = pair.link.request(Header(FrameKind.READ_GONE).pack(), 60.0), pair.link.leave(60.0)
+    if asked_before:
+        pair.link.retire(job_ended=True)
+    with pytest.raises(MembershipEnded, match="the job has come to its end"):
+        asked.wait()
+    leaving.wait()
 
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")

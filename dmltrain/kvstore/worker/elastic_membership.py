@@ -137,8 +137,11 @@ class ElasticMembership(Membership):
         super()._end(reason)
         if reason:
             self.progress.lose(reason)
-        else:
-            self.progress.end()
+            return
+        self.progress.end()
+        if self._routes and not self._closed:  # it waits to join: the servers end, and answer nothing more
+            for link in self._routes.all_links:
+                link.retire(job_ended=True)
 
     def _fail(self, reason: str) -> None:
         """An error of this worker: the job goes on without it, unless it is a UserError, which all workers have."""

@@ -8,7 +8,7 @@ import sys
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost, UserError
-from dmltrain.kvstore.base import Handle, MembershipEnded
+from dmltrain.kvstore.base import JOB_ENDED, Handle, MembershipEnded
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport.message.changes import Change, Took
@@ -182,6 +182,8 @@ class Membership:
         except JobLost as error:  # a server may have left because the job is lost for another reason
             if reason := self._control.lost_within(LINGER_SECONDS):
                 raise JobLost(reason) from error
+            if self._control.job_end.shutdown.is_set():  # a worker that wants to join came too late
+                raise MembershipEnded(JOB_ENDED) from error
             self._report(str(error))
             raise
         except UserError as error:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dmltrain.base.errors import JobLost
-from dmltrain.kvstore.base import MembershipEnded, ViewChanged
+from dmltrain.kvstore.base import JOB_ENDED, MembershipEnded, ViewChanged
 from dmltrain.kvstore.transport.message.job import NewServer
 from dmltrain.kvstore.transport.message.views import Enter, Flush, Flushed
 from dmltrain.kvstore.view import NEVER, View
@@ -122,7 +122,7 @@ class Progress:
             if self._failure:
                 raise JobLost(self._failure)
             if not self._pending:
-                raise MembershipEnded("the job has come to its end")
+                raise MembershipEnded(JOB_ENDED)
 
     # -- the thread of the control link -----------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ class ServerLink:
     traffic: Traffic = field(default_factory=Traffic)
     view: int = 0  # of the frames that are made from now on
     op: int = 0  # of the pushes that are made from now on, in an elastic job
-    retired: bool = False  # the job goes on without this server
+    retired: bool = False  # the job goes on without this server, or has ended
+    job_ended: bool = False
     echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
     outbox: Outbox = field(init=False)
     _landing: Landing = field(init=False)
@@ -205,7 +206,7 @@ class ServerLink:
         handle = Handle(1, f"request to {self.name}", seconds)
         with self._lock:  # so that both queues have the same order
             if self.retired:
-                _end(handle, leaves=priority == AFTER_ALL)
+                _end(handle, priority == AFTER_ALL, self.job_ended)
                 return handle
             self._requests.append(Request(handle, [] if answer is None else answer, leaves=priority == AFTER_ALL))
             self.outbox.put_all([Frame(frame, payload, priority, droppable=True)])
@@ -236,21 +237,22 @@ class ServerLink:
             self._requests.clear()
         self.outbox.drop()
 
-    def retire(self) -> None:
-        """The job goes on without this server: end all waits for it as `interrupt` does. A wait for the answer to LEAVE
-        ends without an error: a worker that leaves needs nothing from this server. For any thread."""
+    def retire(self, job_ended: bool = False) -> None:
+        """The job goes on without this server: end all waits for it as `interrupt` does; or, before this worker has
+        joined, the job has ended: they raise MembershipEnded. A wait for the answer to LEAVE ends without an error: a
+        worker that leaves needs nothing from this server. For any thread."""
         with self._coding, self._lock:  # afterwards this link uses no slice any more: another link gets the slices
-            self.retired = True
+            self.retired, self.job_ended = True, job_ended
             self._interrupt([])
             for request in self._requests:
-                _end(request.handle, request.leaves)
+                _end(request.handle, request.leaves, job_ended)
         self.link.cut()
         self.outbox.finish(0.0)
 
     def _interrupt(self, asked: Sequence[Handle]) -> None:
         """Interrupt the waits for these requests and for all pulls. Call this with the lock held."""
         for handle in (*asked, *self._landing.handles):
-            handle.interrupt()
+            handle.interrupt(self.job_ended)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -337,9 +339,9 @@ def _header(
     ).pack()
 
 
-def _end(handle: Handle, leaves: bool) -> None:
+def _end(handle: Handle, leaves: bool, job_ended: bool) -> None:
     """End the wait for a request to a server that is lost. `leaves`: the request is LEAVE."""
     if leaves:
         handle.one_done()
     else:
-        handle.interrupt()
+        handle.interrupt(job_ended)
