@@ -154,6 +154,8 @@ class Forker:
                 self._take(*json.loads(answer))
         self._ended = True
         self._new.release()
+        for forked in [*self._forked.values()]:  # its processes end with it
+            forked.end(-signal.SIGKILL)
 
     def _take(self, pid: int, code: int | None = None) -> None:
         if code is None:
