@@ -468,9 +468,9 @@ def test_a_job_with(jobs, name):
     jobs.run(JOBS[name])
 
 
-def test_a_newcomer_that_comes_too_late_ends_with_the_job(jobs):
-    job = jobs.start(INVITED.format(50, 1), workers=1, env={"DMLTRAIN_MAX_WORKERS": "2"})  # in the last step
-    job.wait_for_line("worker-0", "Epoch[0] Validation-accuracy")
+def test_a_newcomer_that_is_ready_in_the_last_step_ends_with_the_job(jobs):
+    faults = f"{INVITED.format(50, 1)},1:before:start:1:go on once 0/before/train_step/50"
+    job = jobs.start(faults, workers=1, env={"DMLTRAIN_MAX_WORKERS": "2"})
     come(job, 1)
     job.succeed()
     assert "part has ended: the job has come to its end" in job.output("worker-1"), job.outputs()
