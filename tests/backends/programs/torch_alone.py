@@ -11,6 +11,9 @@ from torch_backend import sent
 import dmltrain.torch.accelerate
 
 os.environ["DMLTRAIN_TRANSPORT"] = "tcp"  # else workers of one host need no server for a sum
+if sys.argv[1] == "unused":  # `accelerate launch` takes mpirun on CPUs
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ[f"OMPI_COMM_WORLD_{name}"] = os.environ.pop(name)
 dmltrain.torch.accelerate.prepare()
 if sys.argv[1] == "unused":
     dist.all_reduce(torch.ones(7))

@@ -61,7 +61,10 @@ def _with_monitored_barrier(plain: Callable[..., None]) -> Callable[..., None]:
 def begin() -> bool:
     """Make torch's default group of the workers that a launcher or torchrun has started, if it is not there yet;
     returns whether one has. Raises UserError if there is a group of another backend."""
-    if not env.read().launched and env.torch_place()[1] == 1:
+    launched = env.read().launched
+    if not launched and env.master():
+        env.take_place_of_mpi()  # of `accelerate launch --mpirun_hostfile`
+    if not launched and env.torch_place()[1] == 1:
         return False
     if not dist.is_initialized():
         dist.init_process_group(NAME)
