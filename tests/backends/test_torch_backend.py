@@ -102,9 +102,10 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
 @pytest.mark.parametrize(
     ("kind", "way", "said"),
     [
-        ("another collective", MEMORY, ["broadcast of float32 (7,) (", "all_reduce of float32 (40000,) ("]),
-        ("another size", MEMORY, ["all_reduce of float32 (120000,) (", "all_reduce of float32 (40000,) ("]),
-        ("another size", SERVERS, ["all_reduce of float32 (120000,) (", "all_reduce of float32 (40000,) ("]),
+        ("another collective", MEMORY, ["broadcast (root 0) of float32 (7,) (", "(SUM) of float32 (40000,) ("]),
+        ("another reduction", SERVERS, ["all_reduce (MAX) of float32 (40000,) (", "(SUM) of float32 (40000,) ("]),
+        ("another size", MEMORY, ["all_reduce (SUM) of float32 (120000,) (", "(SUM) of float32 (40000,) ("]),
+        ("another size", SERVERS, ["all_reduce (SUM) of float32 (120000,) (", "(SUM) of float32 (40000,) ("]),
         ("another size in the same pieces", SERVERS, ["different sizes"]),
         ("another size over gloo", SERVERS, ["Detected mismatch between collectives"]),
         ("aborted", MEMORY, ["worker 1 has aborted its process group"]),
@@ -112,7 +113,7 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
         ("stopped", MEMORY, ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", MEMORY, ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", SERVERS, ["worker 1", "missed heartbeats"]),
-        ("late", MEMORY, ["worker 0 has waited for 7 s in all_reduce of float32 (40000,) (", "which worker 1 did not"]),
+        ("late", MEMORY, ["worker 0 has waited for 7 s in all_reduce (SUM) of float32 (40000,) (", "which worker 1 did not"]),
     ],
 )
 def test_a_fault_is_named_by_the_collective_that_waits(run, kind, way, said):
@@ -137,7 +138,15 @@ def test_what_cannot_be_right_is_refused(run, function, environment, said):
     assert said in job.output("worker-0")
 
 
+def options(kind, **values):
+    made = getattr(dist, f"{kind}Options")()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
 ONE, TWO = torch.zeros(1), torch.zeros(2)
+MAX, MIN = (options("Reduce", reduceOp=each) for each in (dist.ReduceOp.MAX, dist.ReduceOp.MIN))
 
 
 @pytest.mark.parametrize(
@@ -149,13 +158,16 @@ ONE, TWO = torch.zeros(1), torch.zeros(2)
         ([("scatter", [ONE, ONE, ONE]), ("scatter", [ONE])], False),
         ([("all_to_all_single", [ONE, TWO]), ("all_to_all_single", [TWO, ONE])], False),
         ([("gather", [ONE]), ("scatter", [ONE])], True),
+        ([("reduce", [ONE], MAX), ("reduce", [ONE], MAX)], False),
+        ([("reduce", [ONE], MAX), ("reduce", [ONE], MIN)], True),
+        ([("gather", [ONE], options("Gather", rootRank=rank)) for rank in (0, 1)], True),
     ],
 )
 def test_calls_that_wait_are_compared_as_far_as_they_must_be_the_same(calls, differ):
     now, store = [0.0], dist.HashStore()
     workers = [Calls(store, rank, [0, 1], lambda: now[0]) for rank in range(2)]
-    for worker, (name, tensors) in zip(workers, calls, strict=True):
-        worker.begin(described(name, tensors))
+    for worker, call in zip(workers, calls, strict=True):
+        worker.begin(described(*call))
     assert [worker.difference() for worker in workers] == ["", ""], "they have not waited"
     now[0] += WAITING_SECONDS
     first, second = (worker.difference() for worker in workers)

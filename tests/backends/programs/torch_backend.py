@@ -234,6 +234,8 @@ def fault(kind):
     dist.all_reduce(tensor := torch.zeros(LARGE))
     if kind == "another collective":
         dist.broadcast(torch.zeros(7), 0) if rank == 1 else dist.all_reduce(tensor)
+    elif kind == "another reduction":
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
     elif kind == "another size":
         dist.all_reduce(torch.zeros(3 * LARGE if rank == 1 else LARGE))
     elif kind == "another size in the same pieces":
