@@ -166,6 +166,7 @@ def collectives():
         *(single, uneven, objects, coalesced, functional, with_gaps, points),
     ):
         same(make.__name__, make)
+    dist.barrier(device_ids=[0])
     say(wrong=wrong)
 
 
@@ -265,6 +266,8 @@ def begin(file, shift=0, backend="dmltrain", **more):
     environment = env.read()
     size, rank = environment.num_workers, environment.index
     rank = (rank + shift) % size
+    if DEVICE != "cpu":
+        more["device_id"] = torch.device(DEVICE, 0)
     dist.init_process_group(backend, init_method=f"file://{file}", world_size=size, rank=rank, **more)
 
 

@@ -37,7 +37,6 @@ OPERATIONS = {  # of torch.distributed.ProcessGroup -> the function that a scrip
     "allgather_into_tensor_coalesced": "all_gather_into_tensor",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
-    "barrier": "barrier",
     "gather": "gather",
     "reduce": "reduce",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
@@ -51,6 +50,7 @@ NAMES = {
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
     "all_gather_single": "all_gather_into_tensor",
+    "barrier": "barrier",
     "broadcast": "broadcast",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
@@ -91,6 +91,15 @@ class Group(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "dmltrain"
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """For all devices, as tensors of GPUs are copied: torch asks for that of init_process_group(device_id=...)."""
+        return self.gloo
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        opts = opts or dist.BarrierOptions()
+        opts.device = CPU  # in place of that of barrier(device_ids=[...])
+        return self._over_gloo("barrier", opts)
 
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
