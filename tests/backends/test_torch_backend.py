@@ -113,7 +113,11 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
         ("stopped", MEMORY, ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", MEMORY, ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", SERVERS, ["worker 1", "missed heartbeats"]),
-        ("late", MEMORY, ["worker 0 has waited for 7 s in all_reduce (SUM) of float32 (40000,) (", "which worker 1 did not"]),
+        (
+            "late",
+            MEMORY,
+            ["worker 0 has waited for 7 s in all_reduce (SUM) of float32 (40000,) (", "which worker 1 did not"],
+        ),
     ],
 )
 def test_a_fault_is_named_by_the_collective_that_waits(run, kind, way, said):

@@ -148,7 +148,9 @@ class Group(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         if not self._has_memory_for(tensors):
             return self._over_gloo("broadcast", tensors, opts)
-        return self._in_memory("broadcast", tensors, lambda end: Broadcast(end, _bytes(tensors[0]), opts.rootRank), opts)
+        return self._in_memory(
+            "broadcast", tensors, lambda end: Broadcast(end, _bytes(tensors[0]), opts.rootRank), opts
+        )
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
