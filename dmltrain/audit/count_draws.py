@@ -68,13 +68,9 @@ def count(folder: Path) -> Counted:
         later = [starts[other] for other in starts if other > number]
         if not any(start.has_replaced((line.epoch, line.op), rank, starts[number]) for start in later):
             _add(epochs.setdefault(line.epoch, _Epoch()), rank, number, line, starts[number], facts.samples)
-    went_on = [
-        (number, *first) for number in sorted(starts)[1:] for first in dict.fromkeys(starts[number].first.values())
-    ]
-    notes = [f"start {number} went on in epoch {epoch} with batch {batch}" for number, epoch, batch in went_on]
     judged = [_judged(number, epochs[number], facts, starts, number == max(epochs)) for number in sorted(epochs)]
     rows = [row for row, problem in judged if not problem]
-    return Counted((*notes, *rows), tuple(row for row, problem in judged if problem))
+    return Counted((*_went_on(starts), *rows), tuple(row for row, problem in judged if problem))
 
 
 def _lines(folder: Path, facts: Facts) -> Iterator[tuple[int, int, lines.Begun]]:
@@ -93,6 +89,13 @@ def _starts(folder: Path, facts: Facts) -> dict[int, _Start]:
         start.batch = max(start.batch, len(line.positions))
         start.first.setdefault(rank, (line.epoch, line.op))
     return found
+
+
+def _went_on(starts: dict[int, _Start]) -> Iterator[str]:
+    """A sentence for each start that went on from a checkpoint."""
+    for number in sorted(starts)[1:]:
+        for epoch, batch in dict.fromkeys(starts[number].first.values()):
+            yield f"start {number} went on in epoch {epoch} with batch {batch}"
 
 
 def _add(epoch: _Epoch, rank: int, number: int, line: lines.Begun, start: _Start, samples: int) -> None:

@@ -4,6 +4,7 @@ or they are refused before the first wrong step."""
 
 import itertools
 import os
+import pickle
 import secrets
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dmltrain.backends.torch import process_group
-from dmltrain.backends.torch.process_group import beside
+from dmltrain.backends.torch.process_group import beside, hooks
 from dmltrain.backends.torch.process_group.calls import WAITING_SECONDS, Calls, described
 from dmltrain.backends.torch.process_group.sums import least
 from dmltrain.base.errors import UserError
@@ -226,6 +227,12 @@ def test_means_are_those_of_one_process_with_the_same_codec_and_fewer_bytes_trav
             share, expected = next(rows)["share"], {**codecs.size_ratios(), "topk": 0.02}[name]
             assert name == "none" or share < 1.02 * expected + 0.01, (name, share)
         assert all(words in row["refused"] for words, row in zip(REFUSED[1:], job.results(rank)[1:], strict=False))
+
+
+def test_hooks_and_states_are_pickled_before_there_is_a_group():
+    for hook in (hooks.none, hooks.bf16, hooks.fp16, hooks.int8, hooks.two_bit, hooks.topk):
+        assert pickle.loads(pickle.dumps(hook)) is hook
+    assert pickle.loads(pickle.dumps(hooks.State(ratio=0.5)))._parameters == {"ratio": 0.5, "threshold": None}
 
 
 def test_a_hook_without_servers_is_refused(start, tmp_path):

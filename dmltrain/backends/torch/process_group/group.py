@@ -148,9 +148,8 @@ class Group(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         if not self._has_memory_for(tensors):
             return self._over_gloo("broadcast", tensors, opts)
-        return self._in_memory(
-            "broadcast", tensors, lambda end: Broadcast(end, _bytes(tensors[0]), opts.rootRank), opts
-        )
+        make = functools.partial(Broadcast, values=_bytes(tensors[0]), root=opts.rootRank)
+        return self._in_memory("broadcast", tensors, make, opts)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
