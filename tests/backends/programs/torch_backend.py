@@ -58,9 +58,22 @@ def all_reduces():
     return wrong
 
 
+def sums_of_16_bits():
+    """In shared memory they are rounded once; gloo rounds after each worker."""
+    wrong, sums = [], dist.group.WORLD.sums
+    for dtype in (torch.bfloat16, torch.float16) if sums and sums.host else ():
+        before, own = dmltrain.torch.bytes_summed(), random(LARGE, dtype=dtype)
+        dist.all_gather(parts := [torch.empty_like(own) for _ in range(dist.get_world_size())], own)
+        dist.all_reduce(own)
+        if not torch.equal(own, sum(part.float() for part in parts).to(dtype)):
+            wrong.append(["rounded more than once", str(dtype)])
+        assert dmltrain.torch.bytes_summed() - before == own.nbytes
+    return wrong
+
+
 def collectives():
     """Each collective gives what it gives in a group of gloo."""
-    rank, size, wrong = dist.get_rank(), dist.get_world_size(), all_reduces()
+    rank, size, wrong = dist.get_rank(), dist.get_world_size(), [*all_reduces(), *sums_of_16_bits()]
     gloo = dist.new_group(backend="gloo")
 
     def same(name, make):

@@ -109,9 +109,9 @@ def _say_if_unused() -> None:
         return
     instead = "-s 0" if env.read().launched else 'init_process_group("gloo")'
     least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
-    sums = f"no sum was of {least >> 10} KiB or more" if least > 1 else "no sum was of floats"
+    floats = f"float32 or float64 of {least >> 10} KiB or more" if least > 1 else "floats"
     why = (
-        f"{sums}, so gloo made all of them: {instead} trains the same"
+        f"no all_reduce was a sum of {floats}, so gloo made all sums: {instead} trains the same"
         if _jobs
         else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
         'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
