@@ -13,7 +13,7 @@ import dmltrain.torch.accelerate
 os.environ["DMLTRAIN_TRANSPORT"] = "tcp"  # else workers of one host need no server for a sum
 if sys.argv[1] == "unused":  # `accelerate launch` takes mpirun on CPUs
     for name in ("RANK", "WORLD_SIZE"):
-        os.environ[f"OMPI_COMM_WORLD_{name}"] = os.environ.pop(name)
+        os.environ["OMPI_COMM_WORLD_" + name.removeprefix("WORLD_")] = os.environ.pop(name)
 dmltrain.torch.accelerate.prepare()
 if sys.argv[1] == "unused":
     dist.all_reduce(torch.ones(7))
