@@ -76,9 +76,7 @@ print(accelerator.num_processes, int(total[0]), torch.distributed.get_backend())
 """
 
 
-def test_a_script_of_accelerate_that_does_not_ask_for_cpus_trains_together_without_a_gpu(
-    start_forked, tmp_path
-):
+def test_a_script_of_accelerate_that_does_not_ask_for_cpus_trains_together_without_a_gpu(start_forked, tmp_path):
     pytest.importorskip("accelerate")
     (script := tmp_path / "train.py").write_text(ON_ANY_DEVICE)
     store = meeting()
