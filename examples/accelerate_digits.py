@@ -1,7 +1,7 @@
-"""A script with Accelerate whose gradients are summed on dmltrain's servers. What is new is marked (1) and (2).
+"""A script with Accelerate whose gradients go over dmltrain. What is new is marked (1) and (2).
 
 python examples/accelerate_digits.py                           # alone
-dmltrain launch -n 2 -s 2 examples/accelerate_digits.py        # two workers, two servers
+dmltrain launch -n 2 -s 2 examples/accelerate_digits.py        # over shared memory; with -H hosts over servers
 """
 
 import dmltrain.torch.accelerate  # (1)  # isort: skip  (the processes of servers end here)

@@ -1,7 +1,7 @@
-"""A LightningModule whose gradients are summed on dmltrain's servers. What is new is marked (1) and (2).
+"""A LightningModule whose gradients go over dmltrain. What is new is marked (1) and (2).
 
 python examples/lightning_digits.py                           # alone
-dmltrain launch -n 2 -s 2 examples/lightning_digits.py        # two workers, two servers
+dmltrain launch -n 2 -s 2 examples/lightning_digits.py        # over shared memory; with -H hosts over servers
 """
 
 import dmltrain.torch.lightning  # (1)  # noqa: F401  # isort: skip  (the processes of servers end here)

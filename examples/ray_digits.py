@@ -1,6 +1,6 @@
-"""A script with Ray Train whose gradients are summed on dmltrain's servers. What is new is marked (1) and (2).
+"""A script with Ray Train whose gradients go over dmltrain. What is new is marked (1) and (2).
 
-python examples/ray_digits.py                   # two workers on this machine, or on the cluster of RAY_ADDRESS
+python examples/ray_digits.py                   # two workers, here over shared memory, or on the cluster of RAY_ADDRESS
 """
 
 import tempfile

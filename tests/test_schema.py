@@ -261,7 +261,12 @@ PROTOCOLS = {
         control.decode_answer,
         ControlError,
     ),
-    "DRAWS": Protocol([draws.Facts(1, 42, 2, True)], json_text.encode, draws.parse, ValueError),
+    "DRAWS": Protocol(
+        [draws.Facts(1, 42, 2, True), draws.Facts(1, 9, 1, False, ((2, 4), (1, 0)))],
+        json_text.encode,
+        draws.parse,
+        ValueError,
+    ),
     "VIEWS": Protocol([RECORDED], views_file.encode, views_file.parse, ValueError),
     "SAMPLES": Protocol([json_text.encode(SAMPLES)], None, lambda data: lines.parse_samples(data, 8), ValueError),
     "COMMITS": Protocol(

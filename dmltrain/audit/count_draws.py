@@ -6,6 +6,7 @@ checkpoint of that place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +17,37 @@ from dmltrain.audit.count import shown
 from dmltrain.audit.draws import Facts
 from dmltrain.base.arrays import Array
 
+Place = tuple[int, int]  # epoch, and the number of the batch in it
+
+
+@dataclass
+class _Start:
+    """batch: the sampler's, or the largest one. first: where each rank began."""
+
+    workers: int
+    batch: int
+    first: dict[int, Place] = field(default_factory=dict)
+
+    def samples_before(self, place: Place) -> Place:
+        """The epoch, and how many of its samples all workers had used."""
+        return place[0], (place[1] - 1) * self.workers * self.batch
+
+    def has_replaced(self, place: Place, rank: int, of: _Start) -> bool:
+        """Whether what start `of` drew at this place was drawn again from the checkpoint with which this start began.
+        Batches of other numbers of workers are compared by the samples before them."""
+        first = self.first.get(rank, min(self.first.values()))
+        if self.workers == of.workers:
+            return place >= first
+        return of.samples_before(place) >= self.samples_before(first)
+
 
 @dataclass
 class _Epoch:
-    """times: for each start, how often each sample was used, uint16 (n,). batch: the largest one. ended: the ranks that
-    came to its end."""
+    """times: for each start, how often each sample was used, uint16 (n,). ragged: fewer samples than these are padded
+    or left out, so that all workers have equally many batches. ended: the ranks that came to its end."""
 
     times: dict[int, Array] = field(default_factory=dict)
-    batch: int = 1
+    ragged: int = 1
     ended: set[int] = field(default_factory=set)
 
 
@@ -38,54 +62,62 @@ class Counted:
 def count(folder: Path) -> Counted:
     """Raises UserError for files that are missing or damaged."""
     facts = draws.read(folder)
+    starts = _starts(folder, facts)
     epochs: dict[int, _Epoch] = {}
-    again: list[str] = []
-    for rank in range(facts.workers):
-        counts, notes = _counting(folder, rank, facts)
-        again += [note for note in notes if note not in again]
-        for number, line in enumerate(lines.samples(folder, rank, facts.samples)):
-            if number in counts:
-                _add(epochs.setdefault(line.epoch, _Epoch()), rank, line, facts)
-    judged = [_judged(number, epochs[number], facts, number == max(epochs)) for number in sorted(epochs)]
+    for rank, number, line in _lines(folder, facts):
+        later = [starts[other] for other in starts if other > number]
+        if not any(start.has_replaced((line.epoch, line.op), rank, starts[number]) for start in later):
+            _add(epochs.setdefault(line.epoch, _Epoch()), rank, number, line, starts[number], facts.samples)
+    judged = [_judged(number, epochs[number], facts, starts, number == max(epochs)) for number in sorted(epochs)]
     rows = [row for row, problem in judged if not problem]
-    return Counted((*again, *rows), tuple(row for row, problem in judged if problem))
+    return Counted((*_went_on(starts), *rows), tuple(row for row, problem in judged if problem))
 
 
-def _counting(folder: Path, rank: int, facts: Facts) -> tuple[set[int], list[str]]:
-    """The numbers of the lines that count, and a sentence for each start that went on from a checkpoint."""
-    newest: dict[tuple[int, int], int] = {}
-    notes, start = [], 1
-    for number, line in enumerate(lines.samples(folder, rank, facts.samples)):
-        if line.view != start:
-            start = line.view
-            for place in [place for place in newest if place >= (line.epoch, line.op)]:
-                del newest[place]
-            notes.append(f"start {start} went on in epoch {line.epoch} with batch {line.op}")
-        newest[line.epoch, line.op] = number
-    return set(newest.values()), notes
+def _lines(folder: Path, facts: Facts) -> Iterator[tuple[int, int, lines.Begun]]:
+    """The rank, the number of the start and the line. A rank counts the starts in which it took part."""
+    for rank in range(max([facts.workers, *(workers for workers, _ in facts.starts)])):
+        own = [number for number, (workers, _) in enumerate(facts.starts, 1) if workers > rank]
+        for line in lines.samples(folder, rank, facts.samples):
+            yield rank, own[line.view - 1] if line.view <= len(own) else line.view, line
 
 
-def _add(epoch: _Epoch, rank: int, line: lines.Begun, facts: Facts) -> None:
-    times = epoch.times.setdefault(line.view, np.zeros(facts.samples, np.uint16))
+def _starts(folder: Path, facts: Facts) -> dict[int, _Start]:
+    found: dict[int, _Start] = {}
+    for rank, number, line in _lines(folder, facts):
+        known = facts.starts[number - 1] if number <= len(facts.starts) else (facts.workers, 0)
+        start = found.setdefault(number, _Start(*known))
+        start.batch = max(start.batch, len(line.positions))
+        start.first.setdefault(rank, (line.epoch, line.op))
+    return found
+
+
+def _went_on(starts: dict[int, _Start]) -> Iterator[str]:
+    """A sentence for each start that went on from a checkpoint."""
+    for number in sorted(starts)[1:]:
+        for epoch, batch in dict.fromkeys(starts[number].first.values()):
+            yield f"start {number} went on in epoch {epoch} with batch {batch}"
+
+
+def _add(epoch: _Epoch, rank: int, number: int, line: lines.Begun, start: _Start, samples: int) -> None:
+    times = epoch.times.setdefault(number, np.zeros(samples, np.uint16))
     np.add.at(times, line.positions, 1)
-    epoch.batch = max(epoch.batch, len(line.positions))
+    epoch.ragged = max(epoch.ragged, start.workers * len(line.positions))
     if not len(line.positions):
         epoch.ended.add(rank)
 
 
-def _judged(number: int, epoch: _Epoch, facts: Facts, is_last: bool) -> tuple[str, bool]:
+def _judged(number: int, epoch: _Epoch, facts: Facts, starts: dict[int, _Start], is_last: bool) -> tuple[str, bool]:
     """A sentence about the epoch, and whether it is a problem."""
     times = sum(epoch.times.values(), np.zeros(facts.samples, np.uint16))
     lost, repeated = np.flatnonzero(times == 0), np.flatnonzero(times > 1)
     extra = int((times[repeated] - 1).sum())
     used = facts.samples - len(lost)
-    ragged = facts.workers * epoch.batch  # fewer are padded or left out, so that all workers have equally many batches
     begins = f"epoch {number}: {used} of {facts.samples} samples used"
-    if is_last and len(epoch.ended) < facts.workers:
+    if is_last and len(epoch.ended) < starts[max(epoch.times)].workers:
         begins, lost = f"{begins}, and not all workers came to its end", lost[:0]
-    if not len(lost) and extra < ragged:
+    if not len(lost) and extra < epoch.ragged:
         return f"{begins}, each once{f', but for {extra} that pad the last batches' if extra else ''}", False
-    if facts.drop_last and not extra and len(lost) < ragged:
+    if facts.drop_last and not extra and len(lost) < epoch.ragged:
         return f"{begins}, each once; {len(lost)} left out at its end (drop_last)", False
     where = " after a start went on" if len(epoch.times) > 1 else ""
     parts = [f"{shown(lost, 'sample')} lost"] if len(lost) else []

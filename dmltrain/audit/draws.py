@@ -5,7 +5,11 @@ the number of the start: a script that goes on from a checkpoint continues the f
 their number in the dataset; a line without any says that the rank has come to the epoch's end. draws.json has the facts
 that do not change:
 
-    {"format": 1, "samples": 1797, "workers": 2, "drop_last": false}
+    {"format": 1, "samples": 1797, "workers": 2, "drop_last": false,
+     "starts": [[4, 32], [2, 64]]}
+
+`starts` has the workers and the batch of each start of rank 0, as far as they are known; batch 0 is not. Another rank
+counts the starts in which it took part.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmltrain.audit import lines
-from dmltrain.audit.lines import FromOne, Writer
+from dmltrain.audit.lines import Count, FromOne, Writer
 from dmltrain.base import env, json_text, schema, whole_file
 from dmltrain.base.errors import UserError
 
@@ -34,12 +38,16 @@ else:
 
 @dataclass(frozen=True)
 class Facts:
-    """samples: of the dataset. drop_last: whether the sampler leaves out samples at an epoch's end."""
+    """samples: of the dataset. drop_last: whether the sampler leaves out samples at an epoch's end. workers: of the
+    newest start. starts: workers and batch of each one."""
+
+    MAY_OMIT = True
 
     format: Format
     samples: FromOne
     workers: FromOne
     drop_last: bool
+    starts: tuple[tuple[FromOne, Count], ...] = ()
 
 
 def audited(sampler: Any, folder: str | Path | None = None, samples: int | None = None) -> Any:
@@ -67,7 +75,8 @@ class Draws:
         self._writer = Writer(folder, rank, continues=True)
         self._start = 1 + max((line.view for line in lines.samples(folder, rank, sys.maxsize)), default=0)
         if rank == 0:
-            facts = Facts(1, samples or _samples(sampler), workers, any(_all(sampler, "drop_last")))
+            starts = *_starts(folder, self._start - 1), (workers, max(_all(sampler, "batch_size"), default=0))
+            facts = Facts(1, samples or _samples(sampler), workers, any(_all(sampler, "drop_last")), starts)
             whole_file.write(folder / NAME, json_text.encode(facts) + b"\n")
 
     def __len__(self) -> int:
@@ -99,6 +108,12 @@ class Draws:
 
     def _write(self, number: int, epoch: int, drawn: Any) -> None:
         self._writer.began(number, self._start, epoch, np.array(drawn, np.int64).reshape(-1))
+
+
+def _starts(folder: Path, count: int) -> tuple[tuple[int, int], ...]:
+    """So many earlier starts of this folder. Raises UserError for a damaged file."""
+    before = read(folder) if count else None
+    return (*before.starts, *[(before.workers, 0)] * count)[:count] if before else ()
 
 
 def _place() -> tuple[int, int]:

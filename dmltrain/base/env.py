@@ -21,6 +21,12 @@ WIRES = ("plain", "auth", "tls")
 CHOICES = {"transport": TRANSPORTS, "host_sum": HOST_SUMS, "server_shares": SERVER_SHARES}  # by field of Environment
 UNLIMITED = 1e8  # s, of a wait
 ROLES = ("scheduler", "server", "worker")
+OF_MPI = {  # torchrun's variable -> those of MPICH and Intel, Open MPI, MVAPICH
+    "RANK": ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
+    "WORLD_SIZE": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
+    "LOCAL_RANK": ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    "LOCAL_WORLD_SIZE": ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+}
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,13 @@ def torch_place(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     if rank >= size:
         raise UserError(f"RANK={rank}: WORLD_SIZE={size}, so expected 0 to {size - 1}; the launcher sets both")
     return rank, size
+
+
+def take_place_of_mpi() -> None:
+    """Set torchrun's variables of this worker's place where only mpirun's say it, as Accelerate does on CPUs."""
+    for name, others in OF_MPI.items():
+        if value := next(filter(None, map(os.environ.get, others)), ""):
+            set_default(name, value)
 
 
 def local_workers(environ: Mapping[str, str] | None = None) -> int:

@@ -10,7 +10,8 @@ from dmltrain.backends.torch import process_group as _process_group
 
 
 def prepare() -> None:
-    """Make the process group of the job's workers, and have Accelerate train on the CPU. Without dmltrain-launch it
-    does nothing. Raises UserError if there is a group of another backend already."""
+    """Make the process group of the workers that dmltrain-launch, torchrun or `accelerate launch` has started, and have
+    Accelerate train on the CPU. In a script that runs alone it does nothing. Raises UserError if there is a group of
+    another backend already."""
     if _process_group.begin():
         _os.environ["ACCELERATE_USE_CPU"] = "true"

@@ -1,5 +1,6 @@
 """Which samples any loop has drawn: DistributedSampler, loaders of Accelerate, and what goes wrong with them."""
 
+import functools
 import itertools
 
 import accelerate
@@ -20,10 +21,10 @@ SAMPLES, WORKERS, BATCH = 42, 4, 3
 def on_each(monkeypatch, tmp_path):
     """`on_each(run)`: run(rank) as each rank of a job, whose audit is in the folder that this returns."""
     monkeypatch.setenv("DMLTRAIN_AUDIT", str(tmp_path))
-    monkeypatch.setenv("WORLD_SIZE", str(WORKERS))
 
-    def on_each(run):
-        for rank in range(WORKERS):
+    def on_each(run, workers=WORKERS):
+        monkeypatch.setenv("WORLD_SIZE", str(workers))
+        for rank in range(workers):
             monkeypatch.setenv("RANK", str(rank))
             run(rank)
         return tmp_path
@@ -39,12 +40,12 @@ def distributed(rank, **options):
     return DistributedSampler(range(SAMPLES), WORKERS, rank, **options)
 
 
-def prepared(rank, seed=0):
+def prepared(rank, seed=0, workers=WORKERS):
     """A loader as Accelerate prepares it in a process of `rank`."""
     loader = DataLoader(torch.arange(SAMPLES), batch_size=BATCH, shuffle=True)
     return dmltrain.audited(
         prepare_data_loader(
-            loader, num_processes=WORKERS, process_index=rank, use_seedable_sampler=True, data_seed=seed
+            loader, num_processes=workers, process_index=rank, use_seedable_sampler=True, data_seed=seed
         )
     )
 
@@ -77,18 +78,18 @@ def test_a_loader_is_audited_in_place_also_for_who_neither_sets_the_epoch_nor_as
     assert count(on_each(run)).rows == tuple(f"epoch {epoch}: {ends}" for epoch in range(2))
 
 
-def begin(rank, stop=2, seed=0):
+def begin(rank, stop=2, seed=0, **more):
     """The first start, which ends after `stop` batches of its second epoch."""
-    loader = prepared(rank, seed)
+    loader = prepared(rank, seed, **more)
     list(loader)
     for number, _ in enumerate(loader, 1):
         if number == stop:
             return
 
 
-def go_on(rank, skipped, seed=0):
+def go_on(rank, skipped, seed=0, **more):
     """The second start, in the second epoch."""
-    loader = prepared(rank, seed)
+    loader = prepared(rank, seed, **more)
     loader.set_epoch(1)
     list(accelerate.skip_first_batches(loader, skipped))
 
@@ -110,6 +111,25 @@ def test_a_loop_of_accelerate_that_goes_on_in_the_middle_of_an_epoch(on_each, ca
     assert said[0] == f"start 2 went on in epoch 1 with batch {skipped + 1}"
     assert said[1].startswith("epoch 0: 42 of 42 samples used, each once, but for 6 that pad")
     assert problem in said[2] and said[2].startswith("problem: " if problem else "epoch 1: 42 of 42 samples used")
+
+
+@pytest.mark.parametrize(
+    ("workers", "skipped", "problem"),
+    [((4, 2), 2, ""), ((2, 4), 1, ""), ((4, 2, 4), 2, ""), ((4, 2), 0, ""), ((4, 2), 7, "lost"), ((4, 2), 3, "")],
+)
+def test_a_start_with_another_number_of_workers_goes_on_with_the_samples_that_are_left(
+    on_each, workers, skipped, problem
+):
+    """The first start has drawn up to three batches of each worker, and its checkpoint is before some of them."""
+    first, *others = workers
+    folder = on_each(functools.partial(begin, workers=first), first)
+    for count_ in others:
+        batches = skipped * others[0] // count_
+        on_each(functools.partial(go_on, skipped=batches, workers=count_), count_)
+    counted = count(folder)
+    assert [bool(counted.problems), problem in "".join(counted.problems)] == [bool(problem), True], counted
+    assert len(counted.rows) == len(workers) - 1 + 2 - len(counted.problems)
+    assert counted.rows[0] == f"start 2 went on in epoch 1 with batch {skipped + 1}"
 
 
 def test_an_epoch_that_is_not_over_has_lost_nothing(on_each):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.audit.count_draws import count
+from tests.backends.test_torch_backend import IN_PLACE, environment, meeting
 from tests.cluster import ray_cluster
 from tests.copied_tree import search_path
 from tests.forked_job import forked
@@ -65,6 +66,24 @@ def test_transformers_and_the_audit_of_a_run_that_goes_on_in_the_middle_of_an_ep
     assert [row.partition(", but")[0] for row in counted.rows[1:]] == [
         f"epoch {epoch}: 1437 of 1437 samples used, each once" for epoch in range(2)
     ]
+
+
+ON_ANY_DEVICE = """
+import accelerate, torch
+accelerator = accelerate.Accelerator()
+total = accelerator.reduce(torch.ones(100_000), "sum")
+print(accelerator.num_processes, int(total[0]), torch.distributed.get_backend())
+"""
+
+
+def test_a_script_of_accelerate_that_does_not_ask_for_cpus_trains_together_without_a_gpu(start_forked, tmp_path):
+    pytest.importorskip("accelerate")
+    (script := tmp_path / "train.py").write_text(ON_ANY_DEVICE)
+    store = meeting()
+    ranks = {f"worker-{rank}": environment(store, rank) for rank in range(2)}
+    job = start_forked(IN_PLACE, script, modules=IMPORTED, servers=1, place=lambda name: ([], ranks.get(name, {})))
+    job.succeed()
+    assert all("2 2 dmltrain" in job.output(f"worker-{rank}").splitlines() for rank in range(2)), job.outputs()
 
 
 def test_ray_train(tmp_path):

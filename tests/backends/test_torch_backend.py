@@ -4,6 +4,7 @@ or they are refused before the first wrong step."""
 
 import itertools
 import os
+import pickle
 import secrets
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dmltrain.backends.torch import process_group
-from dmltrain.backends.torch.process_group import beside
+from dmltrain.backends.torch.process_group import beside, hooks
 from dmltrain.backends.torch.process_group.calls import WAITING_SECONDS, Calls, described
 from dmltrain.backends.torch.process_group.sums import least
 from dmltrain.base.errors import UserError
@@ -102,9 +103,10 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
 @pytest.mark.parametrize(
     ("kind", "way", "said"),
     [
-        ("another collective", MEMORY, ["broadcast of float32 (7,) (", "all_reduce of float32 (40000,) ("]),
-        ("another size", MEMORY, ["all_reduce of float32 (120000,) (", "all_reduce of float32 (40000,) ("]),
-        ("another size", SERVERS, ["all_reduce of float32 (120000,) (", "all_reduce of float32 (40000,) ("]),
+        ("another collective", MEMORY, ["broadcast (root 0) of float32 (7,) (", "(SUM) of float32 (40000,) ("]),
+        ("another reduction", SERVERS, ["all_reduce (MAX) of float32 (40000,) (", "(SUM) of float32 (40000,) ("]),
+        ("another size", MEMORY, ["all_reduce (SUM) of float32 (120000,) (", "(SUM) of float32 (40000,) ("]),
+        ("another size", SERVERS, ["all_reduce (SUM) of float32 (120000,) (", "(SUM) of float32 (40000,) ("]),
         ("another size in the same pieces", SERVERS, ["different sizes"]),
         ("another size over gloo", SERVERS, ["Detected mismatch between collectives"]),
         ("aborted", MEMORY, ["worker 1 has aborted its process group"]),
@@ -112,7 +114,11 @@ def test_a_job_whose_servers_had_nothing_to_do_says_so_once(run, word, why):
         ("stopped", MEMORY, ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", MEMORY, ["worker 1", "missed heartbeats"]),
         ("stopped before a sum", SERVERS, ["worker 1", "missed heartbeats"]),
-        ("late", MEMORY, ["worker 0 has waited for 7 s in all_reduce of float32 (40000,) (", "which worker 1 did not"]),
+        (
+            "late",
+            MEMORY,
+            ["worker 0 has waited for 7 s in all_reduce (SUM) of float32 (40000,) (", "which worker 1 did not"],
+        ),
     ],
 )
 def test_a_fault_is_named_by_the_collective_that_waits(run, kind, way, said):
@@ -137,7 +143,15 @@ def test_what_cannot_be_right_is_refused(run, function, environment, said):
     assert said in job.output("worker-0")
 
 
+def options(kind, **values):
+    made = getattr(dist, f"{kind}Options")()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
 ONE, TWO = torch.zeros(1), torch.zeros(2)
+MAX, MIN = (options("Reduce", reduceOp=each) for each in (dist.ReduceOp.MAX, dist.ReduceOp.MIN))
 
 
 @pytest.mark.parametrize(
@@ -149,13 +163,16 @@ ONE, TWO = torch.zeros(1), torch.zeros(2)
         ([("scatter", [ONE, ONE, ONE]), ("scatter", [ONE])], False),
         ([("all_to_all_single", [ONE, TWO]), ("all_to_all_single", [TWO, ONE])], False),
         ([("gather", [ONE]), ("scatter", [ONE])], True),
+        ([("reduce", [ONE], MAX), ("reduce", [ONE], MAX)], False),
+        ([("reduce", [ONE], MAX), ("reduce", [ONE], MIN)], True),
+        ([("gather", [ONE], options("Gather", rootRank=rank)) for rank in (0, 1)], True),
     ],
 )
 def test_calls_that_wait_are_compared_as_far_as_they_must_be_the_same(calls, differ):
     now, store = [0.0], dist.HashStore()
     workers = [Calls(store, rank, [0, 1], lambda: now[0]) for rank in range(2)]
-    for worker, (name, tensors) in zip(workers, calls, strict=True):
-        worker.begin(described(name, tensors))
+    for worker, call in zip(workers, calls, strict=True):
+        worker.begin(described(*call))
     assert [worker.difference() for worker in workers] == ["", ""], "they have not waited"
     now[0] += WAITING_SECONDS
     first, second = (worker.difference() for worker in workers)
@@ -210,6 +227,12 @@ def test_means_are_those_of_one_process_with_the_same_codec_and_fewer_bytes_trav
             share, expected = next(rows)["share"], {**codecs.size_ratios(), "topk": 0.02}[name]
             assert name == "none" or share < 1.02 * expected + 0.01, (name, share)
         assert all(words in row["refused"] for words, row in zip(REFUSED[1:], job.results(rank)[1:], strict=False))
+
+
+def test_hooks_and_states_are_pickled_before_there_is_a_group():
+    for hook in (hooks.none, hooks.bf16, hooks.fp16, hooks.int8, hooks.two_bit, hooks.topk):
+        assert pickle.loads(pickle.dumps(hook)) is hook
+    assert pickle.loads(pickle.dumps(hooks.State(ratio=0.5)))._parameters == {"ratio": 0.5, "threshold": None}
 
 
 def test_a_hook_without_servers_is_refused(start, tmp_path):
@@ -267,6 +290,12 @@ def test_losses_are_those_over_gloo_and_no_line_is_changed(start, tmp_path, scri
     alone = run_alone(tmp_path, PROGRAMS / "gloo_alone.py", SCRIPTS / script, *gloo)
     assert losses and alone == ([0, 0], ["\n".join([*losses, ""]), ""])
     assert not [name for name in ("worker-1", "server-0") if job.output(name)], job.outputs()
+
+
+def test_prepare_makes_the_group_beside_another_launcher_and_unused_servers_are_noted(tmp_path):
+    codes, outputs = run_alone(tmp_path, PROGRAMS / "torch_alone.py", "unused")
+    assert codes == [0, 0] and outputs[0].count("gloo made all sums: init_process_group(") == 1, outputs
+    assert not outputs[1]
 
 
 @pytest.mark.parametrize(("killed", "codes"), [(None, [0, 0]), (0, [-9, 1]), (1, [1, -9])])

@@ -58,9 +58,22 @@ def all_reduces():
     return wrong
 
 
+def sums_of_16_bits():
+    """In shared memory they are rounded once; gloo rounds after each worker."""
+    wrong, sums = [], dist.group.WORLD.sums
+    for dtype in (torch.bfloat16, torch.float16) if sums and sums.host else ():
+        before, own = dmltrain.torch.bytes_summed(), random(LARGE, dtype=dtype)
+        dist.all_gather(parts := [torch.empty_like(own) for _ in range(dist.get_world_size())], own)
+        dist.all_reduce(own)
+        if not torch.equal(own, sum(part.float() for part in parts).to(dtype)):
+            wrong.append(["rounded more than once", str(dtype)])
+        assert dmltrain.torch.bytes_summed() - before == own.nbytes
+    return wrong
+
+
 def collectives():
     """Each collective gives what it gives in a group of gloo."""
-    rank, size, wrong = dist.get_rank(), dist.get_world_size(), all_reduces()
+    rank, size, wrong = dist.get_rank(), dist.get_world_size(), [*all_reduces(), *sums_of_16_bits()]
     gloo = dist.new_group(backend="gloo")
 
     def same(name, make):
@@ -166,6 +179,7 @@ def collectives():
         *(single, uneven, objects, coalesced, functional, with_gaps, points),
     ):
         same(make.__name__, make)
+    dist.barrier(device_ids=[0])
     say(wrong=wrong)
 
 
@@ -234,6 +248,8 @@ def fault(kind):
     dist.all_reduce(tensor := torch.zeros(LARGE))
     if kind == "another collective":
         dist.broadcast(torch.zeros(7), 0) if rank == 1 else dist.all_reduce(tensor)
+    elif kind == "another reduction":
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
     elif kind == "another size":
         dist.all_reduce(torch.zeros(3 * LARGE if rank == 1 else LARGE))
     elif kind == "another size in the same pieces":
@@ -263,6 +279,8 @@ def begin(file, shift=0, backend="dmltrain", **more):
     environment = env.read()
     size, rank = environment.num_workers, environment.index
     rank = (rank + shift) % size
+    if DEVICE != "cpu":
+        more["device_id"] = torch.device(DEVICE, 0)
     dist.init_process_group(backend, init_method=f"file://{file}", world_size=size, rank=rank, **more)
 
 

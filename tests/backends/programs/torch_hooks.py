@@ -1,5 +1,6 @@
 """A worker whose DistributedDataParallel has a communication hook: python torch_hooks.py FILE [CODEC ...]"""
 
+import pickle
 import sys
 
 import numpy as np
@@ -82,13 +83,11 @@ def slices_of(state):
 
 
 def compares(name):
-    """Each mean equals what one process computes of all gradients, also after the state has been loaded."""
-    rank, size, saved = dist.get_rank(), dist.get_world_size(), None
+    """Each mean equals what one process computes of all gradients, also after state and hook have been loaded."""
+    rank, size, saved, checkpoint = dist.get_rank(), dist.get_world_size(), None, None
     for turn in range(2 if name == "topk" else 1):
-        model, state = wrapped(), hooks.State()
-        if saved:
-            state.load_state_dict(saved)
-        seen, carried = train(model, state, HOOKS[name])
+        state, hook = pickle.loads(checkpoint) if checkpoint else (hooks.State(), HOOKS[name])
+        seen, carried = train(model := wrapped(), state, hook)
         seen, right, references = everyone(seen), True, {}
         loaded = everyone(saved and [each.numpy() for each in saved["residuals"]])
         for step in range(STEPS):
@@ -103,7 +102,7 @@ def compares(name):
                         references[index] = Reference(name, slices_of(state)[index], begun)
                     mean = references[index].mean(gradients)
                 right &= all(np.array_equal(each, mean) for each in means)
-        saved = state.state_dict()
+        saved, checkpoint = state.state_dict(), pickle.dumps([state, hook])
         residuals = [each.residuals[rank] + (rank == 0) * each.of_sum for _, each in sorted(references.items())]
         kept = all(map(np.array_equal, residuals, [each.numpy() for each in saved["residuals"]]))
         weights = [each.detach().cpu().numpy() for each in model.parameters()]

@@ -39,9 +39,7 @@ def register(connect: Connect) -> None:
     if NAME.upper() not in dist.Backend._plugins:
         make = functools.partial(_group, connect)
         dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])
-        environment = env.read()
-        if environment.launched and environment.num_servers and not environment.index:
-            atexit.register(_say_if_unused)
+        atexit.register(_say_if_unused)
         dist.monitored_barrier = c10d.monitored_barrier = _with_monitored_barrier(c10d.monitored_barrier)
 
 
@@ -61,9 +59,12 @@ def _with_monitored_barrier(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def begin() -> bool:
-    """Make torch's default group of the workers of a launcher's job, if it is not there yet; returns whether this is
-    such a job. Raises UserError if there is a group of another backend."""
-    if not env.read().launched:
+    """Make torch's default group of the workers that a launcher or torchrun has started, if it is not there yet;
+    returns whether one has. Raises UserError if there is a group of another backend."""
+    launched = env.read().launched
+    if not launched and env.master():
+        env.take_place_of_mpi()  # of `accelerate launch --mpirun_hostfile`
+    if not launched and env.torch_place()[1] == 1:
         return False
     if not dist.is_initialized():
         dist.init_process_group(NAME)
@@ -89,6 +90,8 @@ _jobs: dict[tuple[int, int], Job] = {}  # by rank and size
 
 def leave() -> None:
     """Leave the job, in a process that is killed afterwards. Raises JobLost."""
+    atexit.unregister(_say_if_unused)
+    _say_if_unused()
     for job in _jobs.values():
         if job.sums:
             job.sums.store.close()
@@ -100,19 +103,29 @@ def bytes_summed() -> int:
 
 
 def _say_if_unused() -> None:
-    """At the end of worker 0: whether the job had servers in vain. A script that ends with an error says why itself,
-    and one without our group may use a kvstore."""
-    if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs):
+    """At the end of worker 0: whether the job had servers in vain, or none. A script that ends with an error says why
+    itself, and one without our group may use a kvstore."""
+    if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs) or not _is_first():
         return
+    instead = "-s 0" if env.read().launched else 'init_process_group("gloo")'
     least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
-    sums = f"no sum was of {least >> 10} KiB or more" if least > 1 else "no sum was of floats"
+    floats = f"float32 or float64 of {least >> 10} KiB or more" if least > 1 else "floats"
     why = (
-        f"{sums}, so gloo made all of them: -s 0 trains the same"
+        f"no all_reduce was a sum of {floats}, so gloo made all sums: {instead} trains the same"
         if _jobs
         else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
         'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
     )
     sys.stderr.write(f"dmltrain: worker 0: no byte went over the servers: {why}\n")
+
+
+def _is_first() -> bool:
+    """Whether this is worker 0 of a job that has servers, or could have them beside its workers."""
+    environment = env.read()
+    if environment.launched:
+        return environment.num_servers > 0 and environment.index == 0
+    rank, size = next(iter(_jobs), None) or env.torch_place()
+    return rank == 0 and size > 1
 
 
 def _group(connect: Connect, options: Any, _: object) -> Group:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class Call:
     """`number`: how many calls of this group came before it."""
 
     number: int
-    what: str  # such as "all_reduce of float32 (10,)"
+    what: str  # such as "all_reduce (SUM) of float32 (10,)"
     where: tuple[str, int]  # file and line
     since: float
     limit: float  # s that it may wait; 0: what it waits for has its own limit
@@ -82,7 +83,7 @@ class Calls:
                 return (
                     f"different calls of torch.distributed: worker {self._ranks[self._rank]} waits in {own.what} "
                     f"({own.place}), worker {worker} in {what} ({place}): all workers must make the same calls in "
-                    "the same order, with tensors of the same shape and type"
+                    "the same order, with the same reduction and root, and tensors of the same shape and type"
                 )
         return ""
 
@@ -113,13 +114,18 @@ class Calls:
                 yield worker, number, what, place
 
 
-def described(name: str, tensors: list[torch.Tensor]) -> str:
-    """The operation with its tensors, as far as they are the same on all workers."""
+def described(name: str, tensors: list[torch.Tensor], options: Any = None) -> str:
+    """The operation with its reduction, its root (the rank in its group) and its tensors, as far as they are the same
+    on all workers. `options`: torch's, such as ReduceOptions."""
+    reduction, root = getattr(options, "reduceOp", None), getattr(options, "rootRank", None)
+    words = [reduction.op.name] if reduction is not None else []
+    words += [f"root {root}"] if root is not None else []
+    operation = f"{name} ({', '.join(words)})" if words else name
     if name in OWN_TENSORS:
-        return name
+        return operation
     shapes = [f"{_name(tensor.dtype)} {tuple(tensor.shape)}" for tensor in tensors[:3]]
     more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-    return f"{name} of {', '.join(shapes)}{more}" if shapes else name
+    return f"{operation} of {', '.join(shapes)}{more}" if shapes else operation
 
 
 @functools.cache

@@ -37,7 +37,6 @@ OPERATIONS = {  # of torch.distributed.ProcessGroup -> the function that a scrip
     "allgather_into_tensor_coalesced": "all_gather_into_tensor",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
-    "barrier": "barrier",
     "gather": "gather",
     "reduce": "reduce",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
@@ -51,6 +50,7 @@ NAMES = {
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
     "all_gather_single": "all_gather_into_tensor",
+    "barrier": "barrier",
     "broadcast": "broadcast",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
@@ -92,6 +92,15 @@ class Group(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "dmltrain"
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """For all devices, as tensors of GPUs are copied: torch asks for that of init_process_group(device_id=...)."""
+        return self.gloo
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        opts = opts or dist.BarrierOptions()
+        opts.device = CPU  # in place of that of barrier(device_ids=[...])
+        return self._over_gloo("barrier", opts)
+
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
@@ -99,7 +108,7 @@ class Group(dist.ProcessGroup):
         if self.sums and len(tensors) == 1 and self.sums.takes(tensors[0], opts.reduceOp):
             average = opts.reduceOp == dist.ReduceOp.AVG
             start = functools.partial(self.sums.start, tensors[0], 1.0 / self.size() if average else 1.0)
-            return self.own(described("all_reduce", tensors), start)
+            return self.own(described("all_reduce", tensors, opts), start)
         return self._reduced("allreduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
@@ -114,11 +123,12 @@ class Group(dist.ProcessGroup):
         """gloo has no mean. That of whole numbers is rounded towards 0, as NCCL's is."""
         if opts.reduceOp != dist.ReduceOp.AVG:
             return self._over_gloo(name, tensors, opts)
+        call = self.calls.begin(described(NAMES[name], tensors, opts))
         opts.reduceOp = dist.ReduceOp.SUM
         whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
         for tensor in tensors if not whole else []:
             tensor.div_(self.size())
-        work = self._over_gloo(name, tensors, opts)
+        work = self._guarded(call, name, tensors, opts)
         if whole:
             work.wait()
         for tensor in whole:
@@ -138,7 +148,8 @@ class Group(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         if not self._has_memory_for(tensors):
             return self._over_gloo("broadcast", tensors, opts)
-        return self._in_memory("broadcast", tensors, lambda end: Broadcast(end, _bytes(tensors[0]), opts.rootRank))
+        make = functools.partial(Broadcast, values=_bytes(tensors[0]), root=opts.rootRank)
+        return self._in_memory("broadcast", tensors, make, opts)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -191,7 +202,7 @@ class Group(dist.ProcessGroup):
         factor = 1.0 / self.size() if opts.reduceOp == dist.ReduceOp.AVG else 1.0
         values = [part.detach().view(-1).numpy() for part in parts]
         own = output.detach().view(-1).numpy()
-        return self._in_memory(name, [output], lambda end: ScatteredSum(end, own, values, factor), inputs)
+        return self._in_memory(name, [output], lambda end: ScatteredSum(end, own, values, factor), opts, inputs)
 
     def _has_memory_for(self, own: list[torch.Tensor], parts: Sequence[torch.Tensor] | None = None) -> bool:
         """Whether the workers have shared memory for the one dense tensor `own` of each. `parts`: one like it for each
@@ -206,9 +217,10 @@ class Group(dist.ProcessGroup):
         name: str,
         results: list[torch.Tensor],
         make: Callable[[End], Operation],
+        opts: Any = None,
         shown: list[torch.Tensor] | None = None,
     ) -> dist.Work:
-        """`shown`: the tensors for messages, if not the results."""
+        """`opts` and `shown`: for messages, the latter the tensors if not the results."""
         assert self.sums and self.sums.host
         work = OwnWork(results)
         operation = make(work.end)
@@ -217,7 +229,7 @@ class Group(dist.ProcessGroup):
             host.start(operation)
             return work
 
-        return self.own(described(NAMES[name], shown or results), functools.partial(start, self.sums.host))
+        return self.own(described(NAMES[name], shown or results, opts), functools.partial(start, self.sums.host))
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
         limit = self.gloo.options._timeout if timeout is None else timeout
@@ -235,7 +247,8 @@ class Group(dist.ProcessGroup):
         return self.broadcast([tensor], options)
 
     def _over_gloo(self, name: str, *arguments: Any, **options: Any) -> dist.Work:
-        call = self.calls.begin(described(NAMES[name], list(tensors_of(arguments))))
+        opts = options.get("opts") or next(reversed(arguments), None)
+        call = self.calls.begin(described(NAMES[name], list(tensors_of(arguments)), opts))
         return self._guarded(call, name, *arguments, **options)
 
     def _guarded(self, call: Call | None, name: str, *arguments: Any, **options: Any) -> dist.Work:

@@ -50,7 +50,8 @@ class State:
     """What a hook of one model keeps: the residuals of this worker, which the next gradients get. `process_group`: the
     one that the model has; None: the default group. `ratio`: of topk; `threshold`: of two_bit (docs/compression.md).
 
-    All workers must make their states in the same order.
+    All workers must make their states, or load them, in the same order. Pickle keeps what `state_dict` returns; the
+    process group is then the default one, as with torch's states.
     """
 
     def __init__(
@@ -80,6 +81,14 @@ class State:
             raise UserError("the state of a communication hook: call load_state_dict before the first step")
         same = state["rank"] == dist.get_rank(self.process_group)
         self._loaded = list(state["residuals"]) if same else []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"parameters": self._parameters, "kept": self.state_dict() if self._keys or self._loaded else None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state["parameters"])  # type: ignore[misc]
+        if state["kept"]:
+            self.load_state_dict(state["kept"])
 
     def mean(self, codec: str, bucket: GradBucket) -> Future:
         """The mean of all workers' gradients, in the bucket's own buffer (elements,). Raises UserError if there are no
@@ -157,7 +166,7 @@ def _of_all_models(codec: str) -> State:
     return State()
 
 
-def _hook(codec: str) -> Callable[[State | None, GradBucket], Future]:
+def _hook(codec: str, name: str) -> Callable[[State | None, GradBucket], Future]:
     def hook(state: State | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if not isinstance(state, (State, type(None))):
             raise UserError(
@@ -166,6 +175,7 @@ def _hook(codec: str) -> Callable[[State | None, GradBucket], Future]:
         return (state or _of_all_models(codec)).mean(codec, bucket)
 
     hook.__doc__ = f"The mean of gradients that travel as {codec}."
+    hook.__name__ = hook.__qualname__ = name  # by which pickle finds it
     return hook
 
 
@@ -174,4 +184,5 @@ def none(state: State | None, bucket: GradBucket) -> torch.futures.Future[torch.
     return default_hooks.allreduce_hook(state and state.process_group, bucket)  # type: ignore[arg-type]
 
 
-bf16, fp16, int8, two_bit, topk = map(_hook, ("bf16", "fp16", "int8", "2bit", "topk"))
+bf16, fp16, int8, topk = (_hook(codec, codec) for codec in ("bf16", "fp16", "int8", "topk"))
+two_bit = _hook("2bit", "two_bit")

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from dmltrain.base import env
 
 OTHERS = {"gloo", "nccl"}  # in whose place it is
 
@@ -18,6 +21,8 @@ def run(command: Sequence[str], name: str, says: bool) -> None:
     """Run the script command[0] as Python does, with the rest as its arguments, and the backend `name` in place of its
     own. `says`: once, when it takes the place."""
     _take_place(name, says)
+    if not torch.accelerator.is_available():
+        env.set_default("ACCELERATE_USE_CPU", "true")  # else each process of Accelerate and Transformers trains alone
     sys.argv = list(command)
     sys.path[0] = os.path.dirname(os.path.realpath(command[0]))
     runpy.run_path(command[0], run_name="__main__")

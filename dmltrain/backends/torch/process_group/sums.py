@@ -8,11 +8,12 @@ declared once. A tensor waits only while its place in the ring still holds an ea
 
 from __future__ import annotations
 
+import functools
 import math
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ LEAST_WITHIN, LEAST_BETWEEN = 1 << 20, 1 << 16
 RING_PLACES = 16  # of each size
 DECLARED = 4  # places at a time
 DTYPES = (torch.float32, torch.float64)
+OF_16_BITS = (torch.bfloat16, torch.float16)  # summed as float32, in shared memory only: servers have no such keys
 # An operation of torch equals these, but these do not equal it: `in` compares the other way round.
 OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
@@ -100,7 +102,7 @@ class SumsOnServers:
     def takes(self, tensor: torch.Tensor, operation: dist.ReduceOp) -> bool:
         """Whether the servers have this operation, and are faster than gloo for this tensor."""
         return (
-            is_sum(operation, tensor.dtype)
+            is_sum(operation, tensor.dtype, (*DTYPES, *OF_16_BITS) if self.host else DTYPES)
             and tensor.layout == torch.strided
             and tensor.numel() * tensor.element_size() >= self.least
         )
@@ -110,7 +112,8 @@ class SumsOnServers:
         work = OwnWork([tensor])
         flat = tensor.detach().view(-1)
         if self.host:
-            self.host.start(Sum(work.end, flat.numpy(), factor))
+            values = flat.float() if flat.dtype in OF_16_BITS else flat
+            self.host.start(Sum(functools.partial(_land, work, flat, values), values.numpy(), factor))
             self.bytes += flat.nbytes
             return work
         with self._lock:
@@ -165,9 +168,16 @@ class SumsOnServers:
                 piece.work.end(error)
 
 
-def is_sum(operation: dist.ReduceOp, dtype: torch.dtype) -> bool:
-    """Whether it is a sum or a mean of floats that the servers and shared memory have."""
-    return dtype in DTYPES and any(operation == each for each in OPERATIONS)  # type: ignore[comparison-overlap]
+def _land(work: OwnWork, tensor: torch.Tensor, total: torch.Tensor, error: Exception | None) -> None:
+    """Round the `total` to the tensor's type, and end the work."""
+    if total is not tensor and not error:
+        tensor.copy_(total)
+    work.end(error)
+
+
+def is_sum(operation: dist.ReduceOp, dtype: torch.dtype, dtypes: Sequence[torch.dtype] = DTYPES) -> bool:
+    """Whether it is a sum or a mean of these types."""
+    return dtype in dtypes and any(operation == each for each in OPERATIONS)  # type: ignore[comparison-overlap]
 
 
 def least(start: Start) -> int:
