@@ -24,7 +24,7 @@ from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.options import parse
 from tests.backends.served_store import ServedStore
-from tests.backends.trainers import MLP, RESNET, batch
+from tests.backends.trainers import MLP, RESNET, SMALL, batch
 from tests.backends.trainers import torch_trainer as make
 
 
@@ -145,6 +145,22 @@ def test_gradients_are_clipped_as_by_torch_also_where_the_loss_is_scaled(line):
     steps_of_two_batches(scaled, 32)
     for name, expected in arrays(plain).items():
         assert (arrays(scaled)[name] - expected).norm() < 0.02 * (expected - first[name]).norm()
+
+
+@pytest.mark.parametrize("name", ["sgd", "lion", "muon"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf])
+@pytest.mark.parametrize("clips", ["--clip-gradient-value 0.1", "--clip-gradient-value 0.1 --clip-gradient-norm 1"])
+def test_clipping_leaves_a_gradient_that_overflows_to_the_loss_scale(name, bad, clips):
+    """Neither weights nor the optimizer's averages change."""
+    made = make(SMALL, f"--dtype float16 --optimizer {name} {clips}")
+    made._scale.value.fill_(2.0**7)
+    made.train_step(*batch(SMALL), 16, 0.01)
+    before = copy.deepcopy((dict(made.replicas.modules[0].named_parameters()), made.state()["optimizer"]))
+    made.replicas.modules[0].fc0_bias.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(3), bad))
+    made.train_step(*batch(SMALL, seed=1), 16, 0.01)
+    after = (dict(made.replicas.modules[0].named_parameters()), made.state()["optimizer"])
+    torch.testing.assert_close(after, before, rtol=0.0, atol=0.0)
+    assert made.state()["loss_scale"] == [2.0**6, 0.0]
 
 
 @pytest.mark.parametrize("kind, total, shares", [("dist_sync", 64, (0.5, 1.0)), ("dist_async", 32, (1.0, 2.0))])
