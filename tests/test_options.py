@@ -162,6 +162,11 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
         ("--backend mxnet --kv-store dist_ssp", ["dist_ssp", "dist_sync or dist_async", "--backend torch"]),
         ("--backend mxnet --compile 1", ["--compile", "--backend mxnet"]),
         ("--backend mxnet --deterministic 0", ["--deterministic", "leave it out, or --backend torch"]),
+        *(
+            (f"--dtype float16 --kv-store {chosen}", [f"with --kv-store {chosen} servers", "dist_sync or dist_local"])
+            for chosen in ("dist_async", "dist_ssp", "dist_sync --update-on-kvstore 1")
+        ),
+        ("--dtype float16 --optimizer adamax", ["optimizer adamax", "sgd, nag, signum", "--dtype bfloat16"]),
         ("--backend mxnet --dtype float16", ["--dtype float16", "float32 or bfloat16", "--backend torch"]),
         ("--batch-size 0", ["--batch-size", "'0'", "at least 1"]),
         ("--batch-size many", ["--batch-size", "'many'"]),

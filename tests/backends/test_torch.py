@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import optimizers
+from dmltrain import fit, optimizers
 from dmltrain.backends.torch import devices, optimizer
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
@@ -386,18 +386,12 @@ def test_only_the_loss_of_float16_is_scaled(dtype):
     assert state.get("loss_scale") == ([65536.0, 0.0] if dtype == "float16" else None)
 
 
-@pytest.mark.parametrize(
-    "line, kind, said",
-    [
-        ("", "dist_async", "optimizer on the workers"),
-        ("", "dist_ssp", "optimizer on the workers"),
-        ("--update-on-kvstore 1", "dist_sync", "optimizer on the workers"),
-        ("--optimizer adamax", "dist_sync", "adamax.*sgd, nag, signum"),
-    ],
-)
-def test_float16_is_refused_where_the_loss_cannot_be_scaled(line, kind, said):
-    with pytest.raises(UserError, match=said):
-        backend.TorchTrainer(MLP, parse(f"--dtype float16 {line}".split()), ServedStore(kind))
+def test_float16_is_refused_where_the_environment_puts_the_optimizer_on_servers(monkeypatch, capsys):
+    job = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"}
+    for name, value in {**job, "MXNET_UPDATE_ON_KVSTORE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert fit.main(["--dtype", "float16", "--kv-store", "dist_sync"], prog="train") == 2
+    assert "--kv-store dist_sync --update-on-kvstore 1 servers make the steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
