@@ -190,7 +190,8 @@ def _check_backend(options: Options) -> None:
         given = flag(name) if name in SWITCHES else f"{flag(name)} {getattr(options, name)}"
         supported = " or ".join(map(str, offered(able[options.backend])))
         fixes = ["leave it out" if name in SWITCHES else f"use {supported}", *others]
-        raise UserError(f"{given}: --backend {options.backend} does not support this; {', or '.join(fixes)}")
+        reason = able[options.backend].reasons[name]
+        raise UserError(f"{given}: --backend {options.backend} does not support this: {reason}; {', or '.join(fixes)}")
 
 
 def _check_lacks(options: Options, able: dict[str, Capabilities]) -> None:
