@@ -1,6 +1,7 @@
 """The torch trainer against plain torch: steps, seeds, layouts, precision, the loss scale, state."""
 
 import copy
+import functools
 import importlib
 import math
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import fit, optimizers
+from dmltrain import fit, models, optimizers
 from dmltrain.backends.torch import devices, optimizer
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
@@ -424,6 +425,36 @@ def test_compiled_is_the_same_network():
             each.train_step(images, labels, 16, 0.05)
         each.evaluate(images, labels)
     assert_close(made, eager, 1e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "layers", "changes", "sizes"),
+    [
+        ("resnet-v1b", 8, {"blur_pool": True, "zero_gamma": True, "stochastic_depth": 0.5}, [24, 32]),
+        ("airbench94", None, {}, [32]),
+        pytest.param("inception-v3", None, {}, [299], marks=pytest.mark.exhaustive),  # it takes no smaller images
+    ],
+)
+def test_networks_of_recipes_are_compiled_in_each_size_and_make_the_same_steps(
+    name, layers, changes, sizes, monkeypatch
+):
+    """Traced, but run without a compiler of machine code."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    network = models.create(name, layers, 10, (3, sizes[-1], sizes[-1]), **changes)
+    line = "--label-smoothing 0.1 --clip-gradient-norm 0.5"
+    compiled, eager = make(network, f"--compile {line}"), make(network, line)
+    for number, size in enumerate(sizes):
+        count = 1 if size == 299 else 4
+        images, labels = np.random.default_rng(0).standard_normal((count, 3, size, size), np.float32), np.arange(count)
+        for each in (compiled, eager):
+            each.seed(number)
+            each.train_step(images, labels, count, 0.05, mixing=Mixing(0.7))
+            each.evaluate(images, labels)
+    assert compiled.take_sums().cross_entropy == pytest.approx(eager.take_sums().cross_entropy, rel=1e-4)
+    assert_close(compiled, eager, 1e-4)
+    torch.compiler.reset()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")

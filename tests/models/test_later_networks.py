@@ -97,8 +97,8 @@ def test_a_sample_skips_a_branch_as_a_whole_in_training_only():
     assert float((found[:, 0, 0, 0] == 0).float().mean()) == pytest.approx(0.25, abs=0.035)  # 5 deviations
 
 
-# Of torchvision 0.28's modules with these arrays, in evaluation, with its SqueezeExcitation in each block; of timm 1.0.31's
-# ResNet for resnet-v1d.
+# In evaluation with these arrays: of torchvision 0.28's modules, with its SqueezeExcitation in each block, and of the
+# ResNet of timm 1.0.31.
 LOGITS = [
     ("resnet-v1b", 18, {"squeeze_excitation": True}, [0.33367, -0.915876, 1.22005, 0.885603]),
     ("resnet-v1d", 18, {}, [2.35642, 0.506391, -0.38099, 0.758356]),
