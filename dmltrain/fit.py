@@ -27,7 +27,7 @@ from dmltrain.checkpoints import checkpoint
 from dmltrain.data.batches import TrainBatches
 from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.logs import record
-from dmltrain.options import Options, parse
+from dmltrain.options import Options, check_loss_scale, parse
 from dmltrain.rounds import checks
 from dmltrain.train import (
     board,
@@ -110,6 +110,7 @@ def train(options: Options, command: str) -> None:
         BACKENDS[options.backend].load()
     if environment.role == "worker":
         options = options.found()
+    check_loss_scale(options)  # with the environment's --update-on-kvstore, and the device that auto has found
     store = kvstore.create(
         options.kv_store,
         staleness=options.staleness,

@@ -250,6 +250,8 @@ def check_ends(job, row, ended):
     assert codes == expected | row.codes, job.outputs()
     assert not [name for name in codes if codes[name] != 1 and "Traceback" in job.output(name)], job.outputs()
     assert len(of_all(job)) == 1, job.outputs()
+    averages = any(option in row.options for option in ("--ema-decay", "--swa-from"))
+    assert len(of_all(job, "Their average")) == averages, job.outputs()
     assert "Train-accuracy" in job.outputs()
 
 
@@ -392,10 +394,10 @@ def digests(job, members):
     return {digest(job, member) for member in members}
 
 
-def of_all(job):
-    """The final weights of all processes that have them."""
+def of_all(job, what="Final weights"):
+    """The final weights of all processes that have them, or their average."""
     names = [name for name in job.processes if name.startswith("worker")]
-    return {found for name in names for found in re.findall(r"Final weights sha256=(\w+)", job.output(name))}
+    return {found for name in names for found in re.findall(rf"{what} sha256=(\w+)", job.output(name))}
 
 
 def digest(job, member):

@@ -60,12 +60,12 @@ def test_the_monitor_shows_the_arrays_of_workers_with_steps_of_their_own(jobs):
     [
         ("on workers", STOPS),
         pytest.param("on servers", STOPS, marks=thorough),
-        pytest.param("on workers", "--macrobatch-size 40 --snapshot 1", marks=thorough),
-        pytest.param("on servers", "--macrobatch-size 40", marks=thorough),
+        pytest.param("on workers", "--macrobatch-size 40 --snapshot 1 --swa-from 1", marks=thorough),
+        pytest.param("on servers", "--macrobatch-size 40 --swa-from 1", marks=thorough),
         pytest.param("on workers", "--dtype float16", marks=thorough),
         # A plain job shows weights before their average.
         pytest.param("dist_local", STOPS.replace("--monitor 2 ", ""), marks=thorough),
-        pytest.param("dist_local", "--macrobatch-size 40", marks=thorough),
+        pytest.param("dist_local", "--macrobatch-size 40 --swa-from 1", marks=thorough),
     ],
 )
 def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps, words):

@@ -140,7 +140,7 @@ BETWEEN_AVERAGES = "1:before:train_step:5:kill"
 # Iterations of a job of 3 workers: 9 in the first epoch, 2 in the second. The first snapshot is after 3 rounds and a
 # test.
 STOPS = "--snapshot 3 --test-interval 2 --monitor 2 --max-iter 11"
-SEVERAL = "--macrobatch-size 30"  # three batches of three workers, and a last step of fewer
+SEVERAL = "--macrobatch-size 30 --swa-from 1"  # three batches of three workers, and a last step of fewer
 AVERAGED = "--clip-gradient-norm 0.1 --ema-decay 0.9 --mixup 0.4 --cutmix 1 --val-flip"
 HALVED = f"--dtype float16 {AVERAGED}"
 IN_TEST = {
@@ -194,7 +194,7 @@ JOBS = {
         come=(3,),  # a step has several batches
     ),
     "several batches a step, and one joins": Row(JOINS.replace(":6:", ":2:"), "dist_ssp", options=SEVERAL, come=(3,)),
-    # The average of weights is in the checkpoints, and its digest in the log. The first steps overflow, and all halve
+    # An average of weights is in the checkpoints, and its digest in the log. The first steps overflow, and all halve
     # the loss scale.
     "float16, clipped, with an average of weights": Row(f"{KILL},{JOINS}", options=HALVED, come=(3,)),
     "float16, and who lacks results gets step and average from another": Row(

@@ -423,7 +423,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "line",
     [
-        "--kv-store dist_async",
+        "--kv-store dist_async --swa-from 3",
         "--backend mxnet --kv-store dist_device_sync --devices cpu:2 --gc-type 2bit --gc-threshold 0.2",
     ],
 )
@@ -434,6 +434,8 @@ def test_other_kvstores_learn(tmp_path, line):
     logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5)
     assert float(logs[0].values("Validation-accuracy", 0)[-1]) > (0.75 if "2bit" in line else 0.85)
     assert agree(logs)
+    assert len({log.digest(rank, "Their average") for rank, log in enumerate(logs) if with_torch}) == with_torch
+    assert len(logs[0].values("Validation-average-accuracy", 0)) == 3 * with_torch
     assert bool(logs[0].values("Staleness")) == with_torch
     for node, log in enumerate(logs if with_torch else []):
         lines = re.findall(rf"Node\[{node}\] Epoch\[\d+\] Communication: (.*)", log.text)

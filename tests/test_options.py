@@ -160,9 +160,17 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
         ("--gc-type 2bit --backend mxnet --kv-store device", ["--gc-type 2bit", "--kv-store device"]),
         ("--backend caffe", ["--backend", "caffe", "mxnet, torch"]),
         ("--backend mxnet --kv-store dist_ssp", ["dist_ssp", "dist_sync or dist_async", "--backend torch"]),
-        ("--backend mxnet --compile 1", ["--compile", "--backend mxnet"]),
+        ("--backend mxnet --compile 1", ["--compile", "--backend mxnet", "one graph already; leave it out, or"]),
         ("--backend mxnet --deterministic 0", ["--deterministic", "leave it out, or --backend torch"]),
-        ("--backend mxnet --dtype float16", ["--dtype float16", "float32 or bfloat16", "--backend torch"]),
+        *(
+            (f"--dtype float16 --kv-store {chosen}", [f"with --kv-store {chosen} servers", "dist_sync or dist_local"])
+            for chosen in ("dist_async", "dist_ssp", "dist_sync --update-on-kvstore 1")
+        ),
+        ("--dtype float16 --optimizer adamax", ["optimizer adamax", "sgd, nag, signum", "--dtype bfloat16"]),
+        (
+            "--backend mxnet --dtype float16",
+            ["--dtype float16", "scale the loss", "float32 or bfloat16", "--backend torch"],
+        ),
         ("--batch-size 0", ["--batch-size", "'0'", "at least 1"]),
         ("--batch-size many", ["--batch-size", "'many'"]),
         ("--lr nan", ["--lr", "'nan'"]),
@@ -208,7 +216,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
         ("--sync-bn --compile", ["--sync-bn", "--compile", "leave one of them out"]),
         ("--sync-bn --backend mxnet", ["--sync-bn", "its own device", "--backend torch"]),
         ("--no-wd-on gammas", ["--no-wd-on", "gammas", "biases, norms"]),
-        ("--backend mxnet --optimizer muon", ["--optimizer muon", "--backend torch"]),
+        ("--backend mxnet --optimizer muon", ["--optimizer muon", "1.9.1 has none", "--backend torch"]),
         ("--mixup 1 --mixup-prob 1.5", ["--mixup-prob 1.5", "at most 1"]),
         ("--mixup-prob 0.5", ["--mixup-prob", "needs --mixup or --cutmix"]),
         ("--cutmix 1 --mixup-switch-prob 0.2", ["--mixup-switch-prob", "needs --mixup and --cutmix"]),

@@ -156,6 +156,15 @@ def test_the_schedule_is_shown_as_text_and_as_a_picture_without_training(tmp_pat
     assert "linear" in picture.read_text()
 
 
+def test_a_schedule_needs_no_data_with_their_number_and_says_so_without(tmp_path, capsys):
+    line = f"--dataset cifar10 --data-dir {tmp_path} --kv-store local --num-epochs 3 --batch-size 25000 --lr 0.5"
+    assert fit.main([*line.split(), "--num-examples", "50000", "--lr-policy", "linear", "--show-schedule"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("Epoch[1] Learning-rate=0.333333 to 0.25 ")
+    assert fit.main([*line.split(), "--show-schedule"]) == 2
+    assert "needs the number of training images" in (shown := capsys.readouterr().err) and "--num-examples" in shown
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_policy_is_tried():
     assert {*CAFFE, "pow", *(line.split()[0] for line in TORCH)} == set(POLICIES)
 

@@ -44,6 +44,7 @@ class Capabilities:
     arithmetic: bool = False  # whether one can choose how GPUs compute (--deterministic, --tf32)
     update_on_kvstore: bool = False  # the default, without an option and an environment variable
     lacks: Mapping[str, str] = field(default_factory=dict)  # options, by field or `field=value`, and why it lacks them
+    reasons: Mapping[str, str] = field(default_factory=dict)  # option -> why its field above lacks what others have
 
 
 class RecipeSettings(Protocol):

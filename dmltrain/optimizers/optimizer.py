@@ -58,6 +58,11 @@ class Torch:
     needs_pulled: bool = False  # a step on a server needs the weights that the worker has computed its gradient with
     own: ClassFrom | None = None
 
+    def takes_loss_scale(self, device: str) -> bool:
+        """Whether its steps divide gradients by a loss scale, and are left out after an overflow, on this device, cpu
+        or gpu: fused kernels and classes of our own do."""
+        return self.own is not None or device in self.fused
+
 
 @dataclass(frozen=True)
 class MXNet:

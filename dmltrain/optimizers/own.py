@@ -43,8 +43,6 @@ def decayed(weight: Any, gradient: Any, group: Group) -> Any:
 
 def _made(torch: Any, name: str, update: Update, defaults: dict[str, Number]) -> type[Any]:
     class Own(torch.optim.Optimizer):  # type: ignore[misc]  # the class is known at run time only
-        takes_loss_scale = True
-
         def __init__(self, params: Any, lr: float = 0.01, weight_decay: float = 0.0, **options: Number) -> None:
             unknown = options.keys() - defaults.keys()
             if unknown:

@@ -15,13 +15,14 @@ from dmltrain.kvstore.choices import ExchangeChoices
 from dmltrain.optimizers import schedule
 from dmltrain.options.field import flag
 from dmltrain.options.table import GROUPS, Options
-from dmltrain.options.values import Power
+from dmltrain.options.values import AUTO, Power
 
 OPTIONS = {
     "kvstore": "kv_store",
     "compression": "gc_type",
     "threshold": "gc_threshold",
 }  # by names of rules.CHOICES; the others have the same
+SCALED = "float16"  # the type whose gradients need a loss scale
 SWITCHES = ("compile", "deterministic", "tf32")
 SPELLING = rules.Spelling(
     {name: flag(OPTIONS.get(name, name)) for name in rules.CHOICES},
@@ -44,6 +45,7 @@ def checked(options: Options) -> Options:
     for group in GROUPS:
         group.check(options)
     _check_backend(options)
+    check_loss_scale(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
     if options.crop is not None:
@@ -127,6 +129,28 @@ def _check_exchange(options: Options) -> None:
     rules.check(SPELLING, exchange_choices(options))
 
 
+def check_loss_scale(options: Options) -> None:
+    """Raise UserError if the steps of --dtype float16 cannot divide gradients by the scale of the loss. Where the
+    environment says --update-on-kvstore, or --devices auto is not yet a device, it is to be called again."""
+    if options.dtype != SCALED:
+        return
+    kind, needs = types.find(options.kv_store), f"--dtype {SCALED} scales the loss, and leaves out steps that overflow"
+    if kind.steps_on_servers(bool(options.update_on_kvstore)):
+        fix = " or ".join(types.names(lambda type_: type_.distributed and "workers" in type_.optimizer_on))
+        given = "" if kind.needs_server_optimizer else " --update-on-kvstore 1"
+        raise UserError(
+            f"{needs}; with --kv-store {options.kv_store}{given} servers make the steps, and know no scale: use "
+            f"--kv-store {fix} with the optimizer on the workers, or --dtype bfloat16, which needs no scale"
+        )
+    row, device = optimizers.BY_NAME[options.optimizer].torch, options.device_names[0].partition(":")[0]
+    if row and device != AUTO and not row.takes_loss_scale(device):
+        able = [each.name for each in optimizers.TABLE if each.torch and each.torch.takes_loss_scale(device)]
+        raise UserError(
+            f"{needs}, which optimizer {options.optimizer} does not support here: use one of {', '.join(able)}, or "
+            "--dtype bfloat16"
+        )
+
+
 def exchange_choices(options: Options) -> ExchangeChoices:
     """What the options choose of the exchange of gradients, as far as choices exclude each other."""
     return ExchangeChoices(
@@ -166,7 +190,8 @@ def _check_backend(options: Options) -> None:
         given = flag(name) if name in SWITCHES else f"{flag(name)} {getattr(options, name)}"
         supported = " or ".join(map(str, offered(able[options.backend])))
         fixes = ["leave it out" if name in SWITCHES else f"use {supported}", *others]
-        raise UserError(f"{given}: --backend {options.backend} does not support this; {', or '.join(fixes)}")
+        reason = able[options.backend].reasons[name]
+        raise UserError(f"{given}: --backend {options.backend} does not support this: {reason}; {', or '.join(fixes)}")
 
 
 def _check_lacks(options: Options, able: dict[str, Capabilities]) -> None:

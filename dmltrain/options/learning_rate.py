@@ -111,8 +111,8 @@ class LearningRateOptions(Group):
     )
     show_schedule: str | None = option(
         GROUP,
-        "print the learning rates of the run instead of training; PICTURE: also draw them into this file, such as "
-        "rates.png",
+        "print the learning rates of the run instead of training; with --num-examples without the data; PICTURE: also "
+        "draw them into this file, such as rates.png",
         path,
         nargs="?",
         const="",

@@ -152,7 +152,12 @@ def _opened(options: Options, store: KVStore, warn: Callable[[str], None]) -> Da
     known = data.DATASETS[options.dataset]
     changes = combined(dict(known.augmentation), options.augmentation)
     open_it = partial(
-        data.load, options.dataset, options.data_dir, num_examples=options.num_examples, seed=options.seed
+        data.load,
+        options.dataset,
+        options.data_dir,
+        num_examples=options.num_examples,
+        seed=options.seed,
+        download=options.show_schedule is None,
     )
     if options.data_train or options.data_val or known.reads_files:
         if options.enlarge is not None:
@@ -255,7 +260,19 @@ def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
             )
         sizes = agreement.rows(store, "training samples", [count])
         return Local(tuple(int(size) for size in sizes[:, 0]), batch, options.shuffle)
-    wanted = options.num_examples
+    return _shared(options, count, store)
+
+
+def planned_parts(options: Options, store: KVStore) -> Parts | None:
+    """`parts_of` for options that say without any data how many samples an epoch has; None for others."""
+    if options.num_examples is None or options.data_parts == OWN_FILES:
+        return None
+    return _shared(options, options.num_examples, store)
+
+
+def _shared(options: Options, count: int, store: KVStore) -> Shared:
+    """`count`: the number of training samples that there are."""
+    batch, wanted = options.batch_size, options.num_examples
     if options.benchmark and wanted is None:
         wanted = BENCHMARK_STEPS * batch * store.num_workers
     parts = Shared(count, store.num_workers, batch, max(count, wanted or 0), options.shuffle)

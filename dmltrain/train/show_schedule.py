@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dmltrain.base.errors import UserError
+from dmltrain.data.assignment.parts import Parts
 from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.optimizers.schedule import Schedule
@@ -18,10 +20,9 @@ POINTS = 2000  # of the picture, at most
 
 def show(options: Options, store: KVStore) -> None:
     """Worker 0 prints the rates of the run that these options, data and number of workers give, and draws the picture.
-    Raises UserError."""
-    log = record.logger(store.rank)
-    dataset = loading.load_dataset(options, store, log.warning)
-    plan = plan_of(options, loading.parts_of(options, dataset, store).steps, store.num_workers)
+    --num-examples takes the place of the data. Raises UserError."""
+    parts = loading.planned_parts(options, store) or _parts_of_data(options, store)
+    plan = plan_of(options, parts.steps, store.num_workers)
     if store.rank != 0:
         return
     schedule = schedule_of(options, plan)
@@ -29,6 +30,17 @@ def show(options: Options, store: KVStore) -> None:
         print(line)
     if options.show_schedule:
         draw(schedule, plan, options.show_schedule)
+
+
+def _parts_of_data(options: Options, store: KVStore) -> Parts:
+    try:
+        dataset = loading.load_dataset(options, store, record.logger(store.rank).warning)
+        return loading.parts_of(options, dataset, store)
+    except UserError as error:
+        raise UserError(
+            "--show-schedule needs the number of training images, because it decides how many steps an epoch has: give "
+            f"--num-examples, which needs no data, or the data, which are not downloaded for this ({error})"
+        ) from error
 
 
 def lines(schedule: Schedule, plan: Plan) -> Iterator[str]:

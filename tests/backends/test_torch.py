@@ -1,6 +1,7 @@
 """The torch trainer against plain torch: steps, seeds, layouts, precision, the loss scale, state."""
 
 import copy
+import functools
 import importlib
 import math
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import optimizers
+from dmltrain import fit, models, optimizers
 from dmltrain.backends.torch import devices, optimizer
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
@@ -24,7 +25,7 @@ from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.options import parse
 from tests.backends.served_store import ServedStore
-from tests.backends.trainers import MLP, RESNET, batch
+from tests.backends.trainers import MLP, RESNET, SMALL, batch
 from tests.backends.trainers import torch_trainer as make
 
 
@@ -145,6 +146,22 @@ def test_gradients_are_clipped_as_by_torch_also_where_the_loss_is_scaled(line):
     steps_of_two_batches(scaled, 32)
     for name, expected in arrays(plain).items():
         assert (arrays(scaled)[name] - expected).norm() < 0.02 * (expected - first[name]).norm()
+
+
+@pytest.mark.parametrize("name", ["sgd", "lion", "muon"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf])
+@pytest.mark.parametrize("clips", ["--clip-gradient-value 0.1", "--clip-gradient-value 0.1 --clip-gradient-norm 1"])
+def test_clipping_leaves_a_gradient_that_overflows_to_the_loss_scale(name, bad, clips):
+    """Neither weights nor the optimizer's averages change."""
+    made = make(SMALL, f"--dtype float16 --optimizer {name} {clips}")
+    made._scale.value.fill_(2.0**7)
+    made.train_step(*batch(SMALL), 16, 0.01)
+    before = copy.deepcopy((dict(made.replicas.modules[0].named_parameters()), made.state()["optimizer"]))
+    made.replicas.modules[0].fc0_bias.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(3), bad))
+    made.train_step(*batch(SMALL, seed=1), 16, 0.01)
+    after = (dict(made.replicas.modules[0].named_parameters()), made.state()["optimizer"])
+    torch.testing.assert_close(after, before, rtol=0.0, atol=0.0)
+    assert made.state()["loss_scale"] == [2.0**6, 0.0]
 
 
 @pytest.mark.parametrize("kind, total, shares", [("dist_sync", 64, (0.5, 1.0)), ("dist_async", 32, (1.0, 2.0))])
@@ -370,18 +387,12 @@ def test_only_the_loss_of_float16_is_scaled(dtype):
     assert state.get("loss_scale") == ([65536.0, 0.0] if dtype == "float16" else None)
 
 
-@pytest.mark.parametrize(
-    "line, kind, said",
-    [
-        ("", "dist_async", "optimizer on the workers"),
-        ("", "dist_ssp", "optimizer on the workers"),
-        ("--update-on-kvstore 1", "dist_sync", "optimizer on the workers"),
-        ("--optimizer adamax", "dist_sync", "adamax.*sgd, nag, signum"),
-    ],
-)
-def test_float16_is_refused_where_the_loss_cannot_be_scaled(line, kind, said):
-    with pytest.raises(UserError, match=said):
-        backend.TorchTrainer(MLP, parse(f"--dtype float16 {line}".split()), ServedStore(kind))
+def test_float16_is_refused_where_the_environment_puts_the_optimizer_on_servers(monkeypatch, capsys):
+    job = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"}
+    for name, value in {**job, "MXNET_UPDATE_ON_KVSTORE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert fit.main(["--dtype", "float16", "--kv-store", "dist_sync"], prog="train") == 2
+    assert "--kv-store dist_sync --update-on-kvstore 1 servers make the steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -414,6 +425,36 @@ def test_compiled_is_the_same_network():
             each.train_step(images, labels, 16, 0.05)
         each.evaluate(images, labels)
     assert_close(made, eager, 1e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "layers", "changes", "sizes"),
+    [
+        ("resnet-v1b", 8, {"blur_pool": True, "zero_gamma": True, "stochastic_depth": 0.5}, [24, 32]),
+        ("airbench94", None, {}, [32]),
+        pytest.param("inception-v3", None, {}, [299], marks=pytest.mark.exhaustive),  # it takes no smaller images
+    ],
+)
+def test_networks_of_recipes_are_compiled_in_each_size_and_make_the_same_steps(
+    name, layers, changes, sizes, monkeypatch
+):
+    """Traced, but run without a compiler of machine code."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    network = models.create(name, layers, 10, (3, sizes[-1], sizes[-1]), **changes)
+    line = "--label-smoothing 0.1 --clip-gradient-norm 0.5"
+    compiled, eager = make(network, f"--compile {line}"), make(network, line)
+    for number, size in enumerate(sizes):
+        count = 1 if size == 299 else 4
+        images, labels = np.random.default_rng(0).standard_normal((count, 3, size, size), np.float32), np.arange(count)
+        for each in (compiled, eager):
+            each.seed(number)
+            each.train_step(images, labels, count, 0.05, mixing=Mixing(0.7))
+            each.evaluate(images, labels)
+    assert compiled.take_sums().cross_entropy == pytest.approx(eager.take_sums().cross_entropy, rel=1e-4)
+    assert_close(compiled, eager, 1e-4)
+    torch.compiler.reset()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")

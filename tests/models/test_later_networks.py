@@ -1,5 +1,5 @@
-"""Networks of later years: parameter counts of torchvision and timm, logits that torchvision's modules gave with the
-same weights, what their options change, and the draws of stochastic depth."""
+"""Networks of later years: parameter counts of torchvision and timm, logits that their modules gave with the same
+weights, what their options change, and the draws of stochastic depth."""
 
 import numpy as np
 import pytest
@@ -97,15 +97,18 @@ def test_a_sample_skips_a_branch_as_a_whole_in_training_only():
     assert float((found[:, 0, 0, 0] == 0).float().mean()) == pytest.approx(0.25, abs=0.035)  # 5 deviations
 
 
-LOGITS = [  # of torchvision 0.28's modules with these arrays, in evaluation; with its SqueezeExcitation in each block
+# In evaluation with these arrays: of torchvision 0.28's modules, with its SqueezeExcitation in each block, and of the
+# ResNet of timm 1.0.31.
+LOGITS = [
     ("resnet-v1b", 18, {"squeeze_excitation": True}, [0.33367, -0.915876, 1.22005, 0.885603]),
+    ("resnet-v1d", 18, {}, [2.35642, 0.506391, -0.38099, 0.758356]),
     ("efficientnet-b0", None, {}, [0.563364, 0.493297, 1.00825, 0.801151]),
     ("convnext-t", None, {}, [0.876017, 0.892486, 0.212262, -0.279372]),
 ]
 
 
 @pytest.mark.parametrize(("name", "layers", "options", "expected"), LOGITS)
-def test_logits_are_torchvisions(name, layers, options, expected):
+def test_logits_are_those_of_others(name, layers, options, expected):
     torch = pytest.importorskip("torch")
     from dmltrain.backends.torch import layers as torch_layers
 

@@ -23,9 +23,22 @@ AVERAGE = "its trainer keeps one copy of the weights on each device, and none of
 SYNC_BN = "its batch norms are gluon's, each with the samples of its own device"
 
 
+REASONS = {
+    "kv_store": "ps-lite has no bounded staleness and no averages of weights",
+    "gc_type": "ps-lite compresses to 2 bits only",
+    "transport": "ps-lite sends over TCP only",
+    "server_shares": "ps-lite divides the weights itself",
+    "factors": "ps-lite sends gradients only",
+    "compile": "a network of MXNet is one graph already",
+    "deterministic": "MXNet has an environment variable for it, MXNET_ENFORCE_DETERMINISM",
+    "tf32": "MXNet leaves it to CUDA's libraries",
+    "dtype": "its trainer does not scale the loss, without which small gradients become 0",
+    "optimizer": "MXNet 1.9.1 has none of this name",
+}
+
+
 class MXNetBackend:
-    """There is no float16, because the trainer does not scale the loss, and no compilation, because a network always is
-    one graph. ps-lite has TCP and 2-bit compression only, and no bounded staleness."""
+    """See the module."""
 
     name = "mxnet"
     title = "MXNet"
@@ -50,6 +63,7 @@ class MXNetBackend:
             "val_flip": FLIP,
             "sync_bn": SYNC_BN,
         },
+        reasons=REASONS,
     )
 
     def load(self) -> None:

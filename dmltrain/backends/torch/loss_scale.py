@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from dmltrain import optimizers
-
 FIRST = 2.0**16  # this and the next are the defaults of torch.amp.GradScaler
 GROW_AFTER = 2000  # steps without overflow before the scale doubles
 
@@ -67,13 +65,3 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"] if group["momentum"] else ():
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
-    return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
-
-
-def taking_loss_scale(device: str) -> tuple[str, ...]:
-    """The values of --optimizer whose optimizers read these attributes on the device, 'cpu' or 'gpu'."""
-    return tuple(row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device in row.torch.fused))

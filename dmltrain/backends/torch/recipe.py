@@ -72,14 +72,23 @@ class Clipping:
         return self._norm is not None or self._value is not None
 
     def __call__(self, parameters: Iterable[torch.nn.Parameter], scale: Any) -> None:
-        """Clip the gradients, which are `scale` (a number, or a tensor of one) times those that the limits are about:
-        by the loss scale, or as a worker's part of a mean. 0: the worker has no samples."""
+        """Clip the gradients, which are `scale` times those that the limits are about: a number, as a worker's part of
+        a mean (0: it has no samples), or a tensor of one, the loss scale, which looks for numbers that are not finite
+        afterwards, so that they stay so."""
         if isinstance(scale, float) and not scale:
             return
         clipped = [parameter for parameter in parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
         if self._value is not None:
             for gradient in gradients:
-                gradient.clamp_(-self._value * scale, self._value * scale)
+                _limit(gradient, self._value * scale)
         if self._norm is not None:
             clip_grads_with_norm_(clipped, self._norm, get_total_norm(gradients) / scale)
+
+
+def _limit(gradient: torch.Tensor, most: Any) -> None:
+    """Limit each number to `most`, as torch's clip_grad_value_; with a loss scale (a tensor) but for infinite ones."""
+    overflow = gradient.isinf() if isinstance(most, torch.Tensor) else None
+    gradient.clamp_(-most, most)
+    if overflow is not None:
+        gradient.masked_fill_(overflow, torch.inf)

@@ -18,14 +18,13 @@ from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.replicas import TrainerOfReplicas
 from dmltrain.backends.torch import devices, distributed, sync_bn
 from dmltrain.backends.torch import state as torch_state
-from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
+from dmltrain.backends.torch.loss_scale import LossScale
 from dmltrain.backends.torch.optimizer import compression, factor_rows, make_optimizer, set_rate
 from dmltrain.backends.torch.recipe import Clipping
 from dmltrain.backends.torch.replicas import TorchReplicas
 from dmltrain.backends.torch.training_state import FACTORED, TrainingState
 from dmltrain.base import random_bits
 from dmltrain.base.arrays import Array
-from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.data.images.mixing import Mixing
 from dmltrain.kvstore.base import KVStore
@@ -74,7 +73,7 @@ class TorchTrainer(TrainerOfReplicas):
             store.set_gradient_compression(compression(settings, store))
         inner = make_optimizer(self.replicas.modules[0], network, settings)
         if settings.dtype == "float16":
-            self._scale = self._loss_scale(inner, settings, store)
+            self._scale = LossScale(inner, self.replicas.devices[0])
         choices = ExchangeChoices(
             store.type,
             local_steps=settings.local_steps,
@@ -89,19 +88,6 @@ class TorchTrainer(TrainerOfReplicas):
             factored=factored,
         )
         return distributed.connect(self.replicas.modules[0], inner, store, choices)
-
-    def _loss_scale(self, inner: torch.optim.Optimizer, settings: Settings, store: KVStore) -> LossScale:
-        if store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore)):
-            raise UserError(
-                "--dtype float16 scales the loss, which needs the optimizer on the workers: use --kv-store dist_sync "
-                "with the optimizer on the workers, or --dtype bfloat16"
-            )
-        if not takes_loss_scale(inner):
-            raise UserError(
-                f"--dtype float16 scales the loss, which optimizer {settings.optimizer} does not support here: use one "
-                f"of {', '.join(taking_loss_scale(devices.kind(self.replicas.devices[0])))}, or --dtype bfloat16"
-            )
-        return LossScale(inner, self.replicas.devices[0])
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
