@@ -59,12 +59,13 @@ RECORD: dict[str, Any] = {
     "seconds": 0.353,
     "exit_code": 0,
     "cause": "worker 0 was killed",
+    "cause_log": "worker-0.log",
     "processes": [{**WORKER, **ENDED}],
     "restarts": [{"exit_code": 9, "cause": "killed", "ended": "2027-01-15T08:00:01+0000", "logs": "logs/fit"}],
 }
 SHOWN = (  # by `job ls`, `job logs` or nothing: they may hold any text
     *("command", "workdir", "num_workers", "num_servers", "versions", "started", "ended", "seconds", "exit_code"),
-    *("cause", "processes", "restarts"),
+    *("cause", "cause_log", "processes", "restarts"),
 )
 Path_ = tuple[Any, ...]
 
