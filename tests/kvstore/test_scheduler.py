@@ -14,6 +14,7 @@ from dmltrain.kvstore.scheduler.actions import ALL, Finish, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.scheduler.membership.balance import GAIN, LEAST, PAUSE, Balance, divided, seconds
+from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message.handshake import Refuse
 from dmltrain.kvstore.transport.message.job import (
     Abort,
@@ -178,6 +179,7 @@ def test_invalid_messages_are_refused_with_their_sender(node, message, expected)
 
 def test_the_page_of_the_protocol_has_the_tables_of_today():
     page = handlers.PAGE.read_text()
+    assert f"| version ({wire.VERSION}) |" in page
     assert page == handlers.with_tables(page), "write them anew: python -m tests.handlers"
 
 
