@@ -62,8 +62,8 @@ def check_elastic(chosen: ExchangeChoices) -> None:
             problems.append(f"{choice}={value!r}: {reason}")
     if problems:
         raise UserError(
-            f"this job was started with --elastic, which does not work with {'; '.join(problems)}; leave these out (the "
-            "kvstore can be dist_sync, dist_async, dist_ssp or dist_local), or start the job without --elastic"
+            f"this job was started with --elastic, which does not work with {'; '.join(problems)}; leave these out "
+            "(the kvstore can be dist_sync, dist_async, dist_ssp or dist_local), or start the job without --elastic"
         )
 
 

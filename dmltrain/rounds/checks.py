@@ -87,10 +87,7 @@ def _of_rules(options: Options) -> Iterator[str]:
 
 def _of_own_steps(options: Options) -> Iterator[str]:
     """Options that need steps, or with --replay averages of weights, which all workers make together."""
-    alone, replays = (
-        f"with {options.kv_store} each worker makes steps of its own",
-        types.find(options.kv_store).synchronous,
-    )
+    alone = f"with {options.kv_store} each worker makes steps of its own"
     if options.batch != CONSTANT:
         yield f"--batch {options.batch} needs --kv-store dist_sync: {alone}"
     if options.balance:
