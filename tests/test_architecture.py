@@ -125,7 +125,7 @@ def test_few_modules_are_splinters_of_another_one():
     """A row of a table has a file of its own, which its package imports."""
     modules = {dotted(path): path for package in PACKAGES for path in sources(package)}
     importers = defaultdict(set)
-    for importer, path in modules.items():
+    for importer, path in [*modules.items(), *((path.stem, path) for path in (ROOT / "launch").glob("*.py"))]:
         for full in imports(path):
             importers[full if full in modules else full.rpartition(".")[0]].add(importer)
     splinters = {

@@ -77,8 +77,8 @@ def test_the_launcher_says_why_there_is_no_place(tmp_path, monkeypatch):
 
 def test_the_state_of_a_cell_follows_from_its_files():
     cell = identity(EXPERIMENT, CELLS[0])
-    ended, nothing = JobRecord(exit_code=0, seconds=2.5), JobRecord()
-    assert state(cell, cell, ended, {}) == ("done", "", 2.5)
+    ended, nothing = JobRecord(exit_code=0, seconds=90.0), JobRecord()
+    assert state(cell, cell, ended, {}) == ("done", "", 90.0)
     assert state(cell, cell, JobRecord(exit_code=143), {}) == ("pending", "", None)
     assert state(cell, cell, nothing, {}) == ("pending", "", None)
     assert state(cell, cell, JobRecord(exit_code=3), {"error": "why"}) == ("error", "why", None)

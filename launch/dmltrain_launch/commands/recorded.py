@@ -37,8 +37,11 @@ def _is_plain(text: str) -> bool:
 
 
 if TYPE_CHECKING:
-    _Text = _Mark = str
-    _Pid = _Ticks = _Port = int
+    _Text = str
+    _Mark = str
+    _Pid = int
+    _Ticks = int
+    _Port = int
     _ReachedBy = Any
 else:
     _Text = schema.text().only(_is_plain, "text without control characters, valid UTF-8")

@@ -23,12 +23,12 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.bridges.bridge import VARIABLE
 from dmltrain_launch.channels.exit_text import exit_text
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
 
 END_SECONDS = 0.5  # between SIGTERM and SIGKILL, which also ends its daemons on the hosts
 LAST_OUTPUT_SECONDS = 0.5  # for reading its output after its exit
 OUTPUT_BYTES = 16_000
 OUTPUT_LINES = 30
+DOWN = 125  # exit code: a host or the engine is down
 NOTHING = re.compile(r"(?!)")
 QUOTED_INDEX = '"$i"'  # set by `choice`
 
@@ -142,8 +142,8 @@ class Started:
 
     def why(self) -> int:
         """The launcher's exit code if it ended too early: 125 if a host or the engine is down, else 2."""
-        down = self.process.returncode == FAULT_CODE or self._engine.unreachable.search(self.output)
-        return FAULT_CODE if down else USAGE_CODE
+        down = self.process.returncode == DOWN or self._engine.unreachable.search(self.output)
+        return DOWN if down else 2
 
     def complaint(self) -> str:
         """The error message if it ended too early: what it printed, and a fix if one is known."""

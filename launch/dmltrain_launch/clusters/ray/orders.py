@@ -22,7 +22,6 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.clusters.ray.group import living
 from dmltrain_launch.clusters.ray.keeper import Place, actor, explanation
 from dmltrain_launch.clusters.ray.placement import Bundle, find, text_of
-from dmltrain_launch.run.supervisor.limit import USAGE_CODE
 
 SLOW_SECONDS = 3.0  # for an actor to start: then the user is told
 SIGNALLED = 128  # from here on an exit code of a shell is a signal's
@@ -84,13 +83,13 @@ class Orders:
                 place.kill()
 
     def _carry_out(self, order: Order) -> int:
-        """Run the bridges of an order to their end; returns the engine's exit code: USAGE_CODE, and nothing is run, if
-        Ray has no such node."""
+        """Run the bridges of an order to their end; returns the engine's exit code: 2, and nothing is run, if Ray has
+        no such node."""
         try:
             places = [self._place(host["name"]) for host in order.hosts]
         except LaunchError as error:
             order.say(str(error))
-            return USAGE_CODE
+            return error.code
         for index, (host, place) in enumerate(zip(order.hosts, places, strict=True)):
             if self._ready(place, order):
                 order.calls[place.start(host["python"], index, order.settings, self._removed)] = place
