@@ -165,7 +165,7 @@ def test_a_record_of_another_user_runs_nothing(tmp_path, name):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine", content)
     if name == "ProxyCommand":
-        assert "hosts[0]: user is 'x\\nProxyCommand " in refusal(read, tmp_path / "mine")
+        assert "hosts[0].user is 'x\\nProxyCommand " in refusal(read, tmp_path / "mine")
     else:
         found = read(tmp_path / "mine")
         assert "evil" in (found.hosts[0].python if name == "python" else found.options.mpirun)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from dmltrain.base import json_text, schema, whole_file
 from dmltrain_launch import LaunchError
@@ -206,10 +206,11 @@ def _keep(folder: LogFolder, name: str, text: bytes) -> None:
 def _own(folder: Path, content: bytes) -> bytes:
     """The record that has come with the job's output. It is that of the engine that has got the job from here, and how
     hosts are reached is for this machine's user to say: `dmltrain job` runs what a record names. LaunchError."""
-    try:
-        record, queued = json_text.parse_object(content, MOST_BYTES), read_own_record(folder / QUEUED)
-    except (schema.Invalid, FileNotFoundError):
-        record, queued = {}, {}
+    record: dict[str, Any] = {}
+    queued: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, schema.Invalid):
+        queued = read_own_record(folder / QUEUED)
+        record = json_text.parse_object(content, MOST_BYTES)
     if not record or record.get("launcher") != queued.get("launcher"):
         engine = queued.get("launcher", "any engine")
         raise LaunchError(
