@@ -1,5 +1,5 @@
-"""The tables in docs/protocol.md of what the scheduler does with each message, and a server with each frame, made from
-those by which they do it.
+"""The tables in docs/protocol.md of what the scheduler does with each message, processes with those of the scheduler,
+and a server with each frame, made from those by which they do it.
 
 python -m tests.handlers        # writes them anew
 """
@@ -7,10 +7,20 @@ python -m tests.handlers        # writes them anew
 from collections.abc import Iterable
 from pathlib import Path
 
+from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.scheduler.core import ALL_ROLES, HANDLERS
 from dmltrain.kvstore.server.links import handlers as frames
+from dmltrain.kvstore.server.process import ServerProcess
+from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
+from dmltrain.kvstore.worker.membership import Membership
 
 PAGE = Path(__file__).parents[1] / "docs/protocol.md"
+PROCESSES = {
+    "any process": Control,
+    "server": ServerProcess,
+    "worker": Membership,
+    "worker, elastic jobs only": ElasticMembership,
+}
 BEGIN, END = "<!-- made by python -m tests.handlers: {} -->\n", "<!-- end -->\n"
 
 
@@ -23,6 +33,14 @@ def of_scheduler() -> Iterable[str]:
         yield f"| `{message.op or message.kind.name}` | {senders}{jobs} | {handler.does} |"
 
 
+def of_processes() -> Iterable[str]:
+    yield "| message of the scheduler | to | the process |"
+    yield "| --- | --- | --- |"
+    for to, kind in PROCESSES.items():
+        for message, told in kind.TOLD.items():
+            yield f"| `{message.op or message.kind.name.lower()}` | {to} | {told.does} |"
+
+
 def of_server() -> Iterable[str]:
     yield "| frame | from | to a relay as well | the server |"
     yield "| --- | --- | --- | --- |"
@@ -33,7 +51,7 @@ def of_server() -> Iterable[str]:
 
 def with_tables(page: str) -> str:
     """The page with the tables of today between their marks."""
-    for name, lines in (("scheduler", of_scheduler()), ("server", of_server())):
+    for name, lines in (("scheduler", of_scheduler()), ("processes", of_processes()), ("server", of_server())):
         begin = BEGIN.format(name)
         before, rest = page.split(begin)
         page = before + begin + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END, 1)[1]

@@ -266,7 +266,7 @@ REFUSED = {
     "--kv-store local": NEEDS.format("local"),
     "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
     "--backend mxnet": "--backend mxnet cannot do this, because ps-lite ends",
-    "--kv-store dist_ssp --replay there": f"--replay {OF_ALL}",
+    "--kv-store dist_ssp --replay there": f"--replay {OF_ALL.replace('dist_sync', 'dist_sync or dist_local')}",
     "--kv-store dist_ssp --balance": f"--balance {OF_ALL}",
     "--kv-store dist_ssp --batch per-worker": f"--batch per-worker {OF_ALL}",
 }

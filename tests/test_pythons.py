@@ -91,7 +91,7 @@ def test_what_the_wheel_has(wheel):  # noqa: F811
     tracked = subprocess.run(["git", "ls-files", "dmltrain", "launch/dmltrain_launch"], cwd=ROOT, **READ).stdout
     files, about = files_of(wheel)
     packages = {name for name in files if name.startswith(("dmltrain/", "dmltrain_launch/"))}
-    assert {name.removeprefix("launch/") for name in tracked.splitlines()} - packages == {RENEWS}
+    assert {name.removeprefix("launch/") for name in tracked.splitlines()} - packages == set()
     assert {name.partition("/")[0] for name in files} - {"dmltrain", "dmltrain_launch"} == {PTH, *ITS_OWN}
     assert about["Version"] == dmltrain.__version__ and about["Requires-Python"] == f">={TESTED[0]}"
     assert tuple(re.findall(r"Classifier: .* :: Python :: (3\.\d+)\n", about.as_string())) == TESTED
@@ -99,7 +99,6 @@ def test_what_the_wheel_has(wheel):  # noqa: F811
     assert about["Description-Content-Type"] == "text/markdown" and about.get_payload().startswith("# dmltrain\n")
 
 
-RENEWS = "dmltrain/report/page/vendor/renew.py"  # fetches the files beside it
 ITS_NAME = f"dmltrain-{dmltrain.__version__}"
 ITS_OWN = {f"{ITS_NAME}.data", f"{ITS_NAME}.dist-info"}
 READ = {"capture_output": True, "text": True, "check": True}

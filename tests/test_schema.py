@@ -80,6 +80,14 @@ class Loose(Outer):
     MAY_OMIT = True
 
 
+@dataclass(frozen=True)
+class Later:
+    MAY_OMIT = MAY_HAVE_MORE = True
+
+    port: Port
+    words: tuple[Name, ...] = ()
+
+
 FULL = Outer(
     *(-5, 0.5, ("a", "äöüßé"), (0, 65535), ((1, 1.0),), Inner(7, True), (Inner(0), Inner(1)), (Peer("a", None),)),
     *({"x": 3}, {"any": [None, {"a": 1e300}]}, "blue", {"error": "no"}),
@@ -145,6 +153,9 @@ def test_a_field_may_be_missing_only_where_the_class_says_so():
         schema.read(Outer, content)
     with pytest.raises(Invalid, match="^it is 7, expected an object$"):
         schema.read(Loose, 7)
+    assert schema.read(Later, {"port": 3, "more": 1}) == Later(3)
+    with pytest.raises(Invalid, match="^it lacks the field 'port', expected port, words$"):
+        schema.read(Later, {"more": 1})
 
 
 def test_of_a_file_that_others_may_have_written_what_is_right_is_used():

@@ -1,5 +1,6 @@
 """What a script asks of dmltrain.distribute where it trains alone: mistakes are explained, all else is as before."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import dmltrain
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore import rules
 from tests.copied_tree import search_path
 
 ROOT = Path(__file__).parents[1]
@@ -99,14 +101,16 @@ def worker(monkeypatch):
         (of("local"), "kvstore='local'"),
         (of("dist_sync", factors=8), "factors=8"),
         (of("dist_sync", server_shares="links"), "server_shares='links'"),
+        (of("dist_sync", broadcast_buffers=True), "broadcast_buffers=True"),
     ],
 )
 def test_what_a_script_of_an_elastic_job_cannot_have(worker, given, named):
     worker(DMLTRAIN_ELASTIC="1")
     kind, choices = given
-    with pytest.raises(UserError, match="--elastic, which needs kvstore='dist_sync'") as raised:
+    with pytest.raises(UserError, match="--elastic, which does not work with .* or start the job without") as raised:
         dmltrain.distribute(None, None, kind, **choices)
-    assert f"this is {named}: use these" in str(raised.value)
+    reason = rules.NOT_ELASTIC.get(named.partition("=")[0], "")
+    assert re.search(f"{named}[:,] .*{reason}", str(raised.value))
 
 
 @pytest.mark.parametrize("name, value", [("balance", True), ("batch", "per-worker"), ("server_snapshot", 5)])

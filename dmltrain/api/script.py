@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -58,7 +57,7 @@ def check(asked: ExchangeChoices, environment: Environment) -> None:
     if environment.launched and not environment.elastic:
         _check_plain(asked)
     if environment.elastic:
-        _check_elastic({**effective, "factors": asked.factors})
+        rules.check_elastic(replace(asked, server_shares=effective["server_shares"]))
 
 
 def _check_snapshot(seconds: Any, on_servers: bool) -> None:
@@ -77,24 +76,6 @@ def _check_plain(asked: ExchangeChoices) -> None:
     for name, value in (("balance", False), ("batch", CONSTANT), ("server_snapshot", None)):
         if (chosen := getattr(asked, name)) != value:
             raise UserError(f"{name}={chosen!r} needs a job that was started with dmltrain-launch --elastic")
-
-
-def _check_elastic(chosen: Mapping[str, Any]) -> None:
-    """Raise UserError for what an elastic job cannot have."""
-    wanted = {"factors": 0, "server_shares": env.SERVER_SHARES[0]}
-    wrong = [f"{name}={chosen[name]!r}" for name, value in wanted.items() if chosen[name] != value]
-    kind = types.find(chosen["kvstore"])
-    if not kind.can_be_elastic:
-        wrong.insert(0, f"kvstore={chosen['kvstore']!r}")
-    together = {"balance": False, "batch": CONSTANT}
-    if not kind.steps_together:
-        wrong += [f"{name}={chosen[name]!r}" for name, value in together.items() if chosen[name] != value]
-    if wrong:
-        raise UserError(
-            "this job was started with --elastic, which needs kvstore='dist_sync', 'dist_async', 'dist_ssp' or "
-            "'dist_local', no factors, equal server_shares, and dist_sync for balance and batch; this is "
-            f"{', '.join(wrong)}: use these, or start it without --elastic"
-        )
 
 
 def store(asked: ExchangeChoices, environment: Environment) -> KVStore:

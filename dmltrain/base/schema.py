@@ -232,9 +232,9 @@ def tagged(tag: str, table: Mapping[str, Any]) -> Type:
 
 def _dataclass(kind: Any) -> Type:
     """A JSON object with exactly the fields of the class, which may check in its __post_init__ what is of several. If
-    it has `MAY_OMIT`, a field with a default may be missing."""
+    it has `MAY_OMIT`, a field with a default may be missing; with `MAY_HAVE_MORE` other fields are ignored."""
     types = {field.name: _of(field.type, kind) for field in fields(kind)}
-    may_omit = getattr(kind, "MAY_OMIT", False)
+    may_omit, has_more = getattr(kind, "MAY_OMIT", False), getattr(kind, "MAY_HAVE_MORE", False)
     needed = {field.name for field in fields(kind) if not may_omit or field.default is field.default_factory is MISSING}
     reads = [(name, each.read) for name, each in types.items()]
 
@@ -243,7 +243,7 @@ def _dataclass(kind: Any) -> Type:
             raise unexpected(value, "an object")
         given = reads
         if value.keys() != types.keys():
-            _check_names(value.keys(), list(types), needed)
+            _check_names(value.keys() & types.keys() if has_more else value.keys(), list(types), needed)
             given = [each for each in reads if each[0] in value]
         found = _fields(given, value)
         try:
@@ -332,6 +332,8 @@ class _Scope(dict):  # type: ignore[type-arg]
 
 
 def _of(annotation: Any, kind: type) -> Type:
+    if isinstance(annotation, Type):
+        return annotation
     found: Type = eval(getattr(annotation, "__forward_arg__", annotation), {}, _Scope(kind.__module__))
     return found
 

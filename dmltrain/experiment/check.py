@@ -93,7 +93,7 @@ def _places(asked: CheckRequest, cells: Sequence[Cell]) -> Iterator[str]:
     for words in list(dict.fromkeys(launch_words(asked.experiment, cell, asked.where) for cell in cells))[:MOST_PLANS]:
         errors[words] = asked.plan(words).error
     those = [(errors.get(launch_words(asked.experiment, cell, asked.where), ""), cell) for cell in cells]
-    return _grouped((f"dmltrain-launch: {error}", cell) for error, cell in those if error)
+    return _grouped((error, cell) for error, cell in those if error)
 
 
 def _kvstores(cells: Sequence[Cell], answers_of: Answers) -> Iterator[str]:

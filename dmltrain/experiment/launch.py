@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmltrain.experiment.store import JOB, OUTPUT, disk, parsed
+from dmltrain.experiment.store import JOB, OUTPUT, disk
+from dmltrain.report.runs import job_record
 
 KILL_SECONDS = 60.0  # for `dmltrain-launch --kill`
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TIMEOUT_CODE = 124
-NAME = "dmltrain-launch: "
-LAST = "its last lines ("
 WIDTH = 300  # characters of a reason
+END_BYTES = 1 << 16  # of a file, in which its last line is looked for
 PLAN_SECONDS = 120.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,16 +69,13 @@ def reason(code: int, folder: Path, shown: str, limit: float | None) -> str:
     folder in messages. Passes on no error: what cannot be read is left out."""
     if code < 0:
         return f"the launcher was ended by {_signal(-code)}; logs: {shown}"
-    job = parsed(_bytes(folder / JOB))
-    cause = job.get("cause")
-    text = _bytes(folder / OUTPUT)[-100_000:].decode("utf-8", "replace")
+    job = job_record.known(str(folder))
+    cause, log = job.cause, job.cause_log or OUTPUT
     if code == TIMEOUT_CODE and limit is not None:
         cause = f"it took longer than the time limit of {limit:g} s"
-    if not isinstance(cause, str):
-        cause = _message(text) or f"the launcher exited with {code}"
-    last = _last_line(text)
-    log = _log(text, shown)
-    line = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {log}"])
+    cause = cause or _last_line(folder / OUTPUT) or f"the launcher exited with {code}"
+    last = _last_line(folder / log) if job.cause_log else ""
+    line = "; ".join([cause[:WIDTH], *([last[:WIDTH]] if last and last not in cause else []), f"log: {shown}/{log}"])
     # A program's output may hold escape sequences, which would command the user's terminal.
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in line)
 
@@ -90,39 +87,18 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _bytes(path: Path) -> bytes:
+def _last_line(path: Path) -> str:
+    """What a program has printed last."""
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+            return _last_of(file.read(END_BYTES).decode("utf-8", "replace"))
     except OSError:
-        return b""
+        return ""
 
 
-def _message(text: str) -> str:
-    """The launcher's error message, or the last line that it printed."""
-    lines = [line.removeprefix(NAME) for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return next(iter(errors), lines[-1] if lines else "").removeprefix("error: ")
-
-
-def _last_line(text: str) -> str:
-    """The last line that the failed process printed, which the launcher repeats."""
-    last, inside = "", False
-    for line in text.splitlines():
-        if LAST in line:
-            inside = True
-        elif inside and line.startswith("    "):
-            last = line.strip() or last
-        elif inside:
-            break
-    return last
-
-
-def _log(text: str, shown: str) -> str:
-    """The log of the process that failed, else the launcher's own output."""
-    for line in text.splitlines():
-        if LAST in line:
-            return f"{shown}/{Path(line.partition(LAST)[2].partition(')')[0]).name}"
-    return f"{shown}/{OUTPUT}"
+def _last_of(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 # -- where its processes would run ------------------------------------------------------------------------------------
@@ -161,7 +137,7 @@ def plan(launcher: str, words: Sequence[str], program: Sequence[str], run: Run =
     except (OSError, subprocess.TimeoutExpired) as error:
         return Planned(error=str(error))
     if done.returncode:
-        return Planned(error=_message(done.stderr) or f"{NAME}exited with {done.returncode}")
+        return Planned(error=_last_of(done.stderr) or f"{launcher} exited with {done.returncode}")
     return placed(done.stdout)
 
 

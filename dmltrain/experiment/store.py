@@ -32,6 +32,8 @@ from dmltrain.experiment.plan import difference
 from dmltrain.experiment.plan.cell import Cell
 from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
+from dmltrain.report.runs import job_record
+from dmltrain.report.runs.job_record import JobRecord
 from dmltrain.version import __version__
 
 FORMAT = 1
@@ -39,8 +41,7 @@ CELLS, RECORD = "cells", "experiment.json"
 WRITTEN = (RECORD, "table.md", "table.csv", "table.tex", "results.json", "report.html")
 OWN, JOB, FAILED, OUTPUT = "cell.json", "job.json", "error.json", "launcher.txt"
 OF_LAUNCHER = ("*.log", "usage.csv", "restart-*", "killed", JOB)  # job.json last: see _set_aside
-MOST_BYTES = 8 << 20  # of a file that is read; job.json of 1000 processes has half a MiB
-MOST_SECONDS = 1e12  # of a cell; anyone may have written its job.json
+MOST_BYTES = 8 << 20  # of a file that is read
 LOCK_SECONDS = 20.0  # that a launcher may take to end after its experiment was killed
 
 
@@ -63,7 +64,7 @@ class Store:
 
     def result(self, experiment: Experiment, cell: Cell) -> Result:
         path = self.path(cell)
-        own, job, failed = (_read(path / name) for name in (OWN, JOB, FAILED))
+        own, job, failed = _read(path / OWN), job_record.known(str(path)), _read(path / FAILED)
         status, error, seconds = state(identity(experiment, cell), own, job, failed)
         return Result(cell.id, cell.settings, cell.options, status, path, error, seconds, cell.workers, cell.servers)
 
@@ -148,19 +149,15 @@ def identity(experiment: Experiment, cell: Cell) -> dict[str, Any]:
 
 
 def state(
-    expected: Mapping[str, Any], own: Mapping[str, Any], job: Mapping[str, Any], failed: Mapping[str, Any]
+    expected: Mapping[str, Any], own: Mapping[str, Any], job: JobRecord, failed: Mapping[str, Any]
 ) -> tuple[str, str, float | None]:
     """Status, error and seconds of a cell from its files, which may be empty or have any content. Pure."""
     if own != expected:
         return PENDING, "", None
-    seconds = job.get("seconds")
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    known = float(seconds) if is_number and 0 <= seconds < MOST_SECONDS else None  # type: ignore[arg-type, operator]
     if failed:
         error = failed.get("error")
-        return ERROR, error if isinstance(error, str) else "its error.json cannot be read", known
-    code = job.get("exit_code")
-    return (DONE, "", known) if code == 0 and not isinstance(code, bool) else (PENDING, "", None)
+        return ERROR, error if isinstance(error, str) else "its error.json cannot be read", job.seconds
+    return (DONE, "", job.seconds) if job.exit_code == 0 else (PENDING, "", None)
 
 
 def _set_aside(path: Path) -> None:

@@ -42,7 +42,7 @@ class ExchangeChoices:
     broadcast_buffers: bool = False
 
     average: bool = True  # use the mean of the workers' gradients, else their sum (dist_sync)
-    overlap: bool = True  # with step_early; without it `push_gradients` sends gradients in place of backward
+    overlap: bool = True  # with step_early; without it gradients are sent at step(), in place of backward
     factored: Collection[str] | None = None  # the weights whose gradients are sent as factors, instead of a choice
 
     @property

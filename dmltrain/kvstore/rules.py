@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.choices import ExchangeChoices
@@ -33,6 +34,37 @@ CHOICES = (
     *("update_on_kvstore", "compression", "threshold", "factors", "server_shares"),
 )
 IN_PYTHON = Spelling({name: name for name in CHOICES} | {"threshold": "compression's threshold"}, "=", repr)
+
+
+# What an elastic job cannot have, and why. `rounds/checks.py` has further options of the training programs.
+NOT_ELASTIC = {
+    "server_shares": "the links that divide the weights are measured once, before members or servers change",
+    "factors": (
+        "each worker needs the factors of all others, and a round cannot be made again without those of a lost one yet"
+    ),
+    "broadcast_buffers": (
+        "workers that are lost or join between a step and this broadcast would leave the others with other buffers"
+    ),
+}
+
+
+def check_elastic(chosen: ExchangeChoices) -> None:
+    """Raise UserError for what a script's elastic job cannot have."""
+    kind, name = types.find(chosen.kvstore), chosen.kvstore
+    problems = [] if kind.can_be_elastic else [f"kvstore={name!r}: it has one worker"]
+    for choice, usual in {"balance": False, "batch": "constant"}.items() if not kind.steps_together else ():
+        if (value := getattr(chosen, choice)) != usual:
+            problems.append(
+                f"{choice}={value!r}, which needs dist_sync: with {name} each worker makes steps of its own"
+            )
+    for choice, reason in NOT_ELASTIC.items():
+        if (value := getattr(chosen, choice)) not in (None, 0, env.SERVER_SHARES[0]):
+            problems.append(f"{choice}={value!r}: {reason}")
+    if problems:
+        raise UserError(
+            f"this job was started with --elastic, which does not work with {'; '.join(problems)}; leave these out "
+            "(the kvstore can be dist_sync, dist_async, dist_ssp or dist_local), or start the job without --elastic"
+        )
 
 
 def check(say: Spelling, chosen: ExchangeChoices) -> None:

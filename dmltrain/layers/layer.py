@@ -44,10 +44,6 @@ class Layer:
         """The layer's own arrays that are not learned by gradients."""
         return ()
 
-    def multiply_adds(self, shape: Shape) -> int:
-        """Multiply-adds of one sample's forward pass (convolutions and dense layers; the rest is negligible)."""
-        return 0
-
     def trace(self, shape: Shape) -> Iterator[LayerCall]:
         """This layer and every layer below it, in forward order."""
         yield LayerCall(self, shape, self.output_shape(shape))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from dmltrain.layers.layer import Layer, text
 from dmltrain.layers.parameter import USUAL, Parameter, Rule, Shape
@@ -38,9 +37,6 @@ class Conv(Layer):
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
         return _weight_and_bias(self, (self.channels, shape[0] // self.groups, *self.kernel))
 
-    def multiply_adds(self, shape: Shape) -> int:
-        return prod(self.output_shape(shape)) * shape[0] // self.groups * prod(self.kernel)
-
 
 @dataclass(frozen=True)
 class Dense(Layer):
@@ -61,9 +57,6 @@ class Dense(Layer):
 
     def parameters(self, shape: Shape) -> tuple[Parameter, ...]:
         return _weight_and_bias(self, (self.features, shape[0]))
-
-    def multiply_adds(self, shape: Shape) -> int:
-        return self.features * shape[0]
 
 
 def _weight_and_bias(layer: Conv | Dense, shape: Shape) -> tuple[Parameter, ...]:

@@ -74,7 +74,3 @@ class Network:
     def num_parameters(self) -> int:
         """Number of learned values in total."""
         return sum(array.size for array in self.parameters())
-
-    def multiply_adds(self) -> int:
-        """Multiply-adds of one image's forward pass; a training step takes about three times as many."""
-        return sum(call.layer.multiply_adds(call.input_shape) for call in self.layer_calls)

@@ -11,12 +11,10 @@ import fcntl
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from dmltrain.base import json_text
-from dmltrain.base.schema import Invalid
+from dmltrain.report.runs import job_record
+from dmltrain.report.runs.job_record import JobRecord
 
-RECORD = "job.json"
 _RESTART = re.compile(r"restart-(\d{1,6})")
 
 
@@ -28,7 +26,7 @@ class LiveJob:
         own = self._path if self._path.is_dir() else self._path.parent
         self._fixed = _RESTART.fullmatch(own.name) is not None  # the logs of this attempt only
         self._folder = own.parent if self._fixed else own
-        self._started = self._record().get("started")
+        self._started = self._record().started
 
     @property
     def attempt(self) -> int:
@@ -49,16 +47,15 @@ class LiveJob:
     @property
     def workers(self) -> int:
         """How many logs have epochs in the end; 0: unknown."""
-        number = self._record().get("num_workers")
-        return number if isinstance(number, int) and self._path.is_dir() else 0
+        return self._record().workers or 0 if self._path.is_dir() else 0
 
     @property
     def ended(self) -> bool:
         """Whether the job has ended; always False without job.json. Another job may use the folder by now."""
         record = self._record()
         if self._started is None:
-            self._started = record.get("started")
-        return bool(record.get("ended")) or record.get("started") != self._started
+            self._started = record.started
+        return bool(record.ended) or record.started != self._started
 
     @property
     def unlocked(self) -> bool:
@@ -81,13 +78,10 @@ class LiveJob:
         return self._folder / f"restart-{attempt}"
 
     def _described(self) -> bool:
-        return (self._folder / RECORD).exists()
+        return (self._folder / job_record.NAME).exists()
 
-    def _record(self) -> dict[str, Any]:
-        try:
-            return json_text.parse_object((self._folder / RECORD).read_bytes())
-        except (OSError, Invalid):
-            return {}
+    def _record(self) -> JobRecord:
+        return job_record.known(str(self._folder))
 
 
 def _entries(folder: Path) -> list[Path]:

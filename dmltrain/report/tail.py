@@ -16,11 +16,10 @@ from dmltrain.report.workers import Workers
 
 
 class Tail:
-    """The runs in a log so far. bytes_read: of all calls of `read`."""
+    """The runs in a log so far."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.bytes_read = 0
         self._begin(-1)
 
     def _begin(self, inode: int) -> None:
@@ -42,7 +41,6 @@ class Tail:
                 stream.seek(self._offset)
                 while chunk := stream.read(CHUNK):
                     self._offset += len(chunk)
-                    self.bytes_read += len(chunk)
                     self._feed(chunk)
         except OSError:
             return False

@@ -40,12 +40,12 @@ _REFUSED: tuple[tuple[str, Callable[[Options, Environment], object], str], ...] 
     (
         "--server-shares links",
         lambda options, environment: LINKS in (options.server_shares, environment.server_shares),
-        "the links that divide the weights are measured once, before members or servers change",
+        rules.NOT_ELASTIC["server_shares"],
     ),
     (
         "--factors auto",
         lambda options, _: options.factors != "off",
-        "each worker needs the factors of all others, and a round cannot be made again without those of a lost one yet",
+        rules.NOT_ELASTIC["factors"],
     ),
     (
         "--sync-bn 1",
@@ -87,10 +87,13 @@ def _of_rules(options: Options) -> Iterator[str]:
 
 def _of_own_steps(options: Options) -> Iterator[str]:
     """Options that need steps, or with --replay averages of weights, which all workers make together."""
-    given = {f"--batch {options.batch}": options.batch != CONSTANT, "--balance": options.balance}
-    given["--replay"] = options.replay is not None and not types.find(options.kv_store).synchronous
-    for name in (option for option, is_given in given.items() if is_given):
-        yield f"{name} needs --kv-store dist_sync: with {options.kv_store} each worker makes steps of its own"
+    alone = f"with {options.kv_store} each worker makes steps of its own"
+    if options.batch != CONSTANT:
+        yield f"--batch {options.batch} needs --kv-store dist_sync: {alone}"
+    if options.balance:
+        yield f"--balance needs --kv-store dist_sync: {alone}"
+    if options.replay is not None and not types.find(options.kv_store).synchronous:
+        yield f"--replay needs --kv-store dist_sync or dist_local: {alone}"
 
 
 def _elastic(options: Options, environment: Environment) -> Iterator[str]:

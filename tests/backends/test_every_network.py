@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("freed")
 
 def quick(network):
     """Whether a step takes a fraction of a second."""
-    return network.multiply_adds() < 1e8 and network.num_parameters < 5e6
+    return len(network.layer_calls) < 20 and network.num_parameters < 5e6
 
 
 LATER = {"resnet-v1b", "resnet-v1d", "convnext-t"}  # test_same_mathematics.py compares their gradients
@@ -26,7 +26,7 @@ def tier(name, backend):
     network = usual(name)
     if quick(network):
         return []
-    slow = backend == "mxnet" or network.multiply_adds() > 1e9 or network.num_parameters > 1e7
+    slow = backend == "mxnet" or network.num_parameters > 6e6
     compared = name in LATER or any(graph.file.startswith(name.removeprefix("caffe-")) for graph in GRAPHS)
     return [pytest.mark.exhaustive if slow and compared else pytest.mark.thorough]
 

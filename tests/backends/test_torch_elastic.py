@@ -7,6 +7,7 @@ from torch import nn
 
 from dmltrain.backends.torch.distributed import layout
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore import rules
 from tests.backends.changing_store import ChangingStore
 from tests.backends.late_store import LateStore
 from tests.backends.test_torch_overlap import OPTIMIZERS as IN_PARTS
@@ -250,10 +251,11 @@ def test_gradients_are_exchanged_once_for_a_batch():
 # -- what is refused, and the trainer ---------------------------------------------------------------------------------
 
 
-def test_an_elastic_job_cannot_have_factors():
-    model = network()
-    with pytest.raises(UserError, match="has no factors"):
-        connected(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(), average=False, factors=4)
+@pytest.mark.parametrize("given", [{"factors": 4}, {"broadcast_buffers": True}])
+def test_what_an_elastic_job_cannot_have_is_refused_with_the_reason(given):
+    model, ((name, value),) = network(), given.items()
+    with pytest.raises(UserError, match=f"--elastic, .*{name}={value}: {rules.NOT_ELASTIC[name]}; leave these out"):
+        connected(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(), average=False, **given)
 
 
 def clipped(changes=()):

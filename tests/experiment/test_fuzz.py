@@ -1,5 +1,6 @@
 """Mutated experiments and expressions: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dmltrain.experiment.plan.file import parse
 from dmltrain.experiment.results.presentation import presentation
 from dmltrain.experiment.store import parsed, state
 from dmltrain.options import FLAGS
+from dmltrain.report.runs import job_record
 from tests.experiment.results import made
 from tests.fuzzing import Fuzzed, parts, survive
 
@@ -56,13 +58,16 @@ def read_stored(data: bytes) -> object:
     text = data.decode("utf-8", "replace")
     found = parsed(data)
     program = answers.parse(f"DMLTRAIN_CHECK {text}\n", 1), forecast.parse(f"DMLTRAIN_MEASURE {text}\n")
-    return state(OWN, found, found, found), state(OWN, OWN, found, {}), program, launch.placed(text)
+    with contextlib.suppress(UserError):
+        job = job_record.parse("job.json", data)
+        return state(OWN, found, job, found), state(OWN, OWN, job, {}), program, launch.placed(text)
+    return program, launch.placed(text)
 
 
 STORED = Fuzzed(
     read_stored,
     lambda: [
-        b'{"format": 1, "exit_code": 0, "seconds": 2.5, "error": "why", "cause": null}',
+        b'{"format": 1, "exit_code": 0, "seconds": 2.5, "error": "why", "cause": null, "cause_log": "worker-0.log"}',
         b'[{"error": null, "options": {"lr": 0.1}, "role": "worker", "host": "h1"}]',
     ],
     (),

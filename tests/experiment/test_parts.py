@@ -22,6 +22,8 @@ from dmltrain.experiment.program import Program, uses_dmltrain
 from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.store import DiskFull, Store, disk, identity, state
 from dmltrain.experiment.text import duration
+from dmltrain.report.runs import job_record
+from dmltrain.report.runs.job_record import JobRecord
 from tests.scripts import shell_script
 
 EXPERIMENT = parse(b"program: t.py\ngrid: {lr: [0.1, 0.2], devices: [1, 2]}\nseeds: [0, 1]", Path("x.yaml"))
@@ -69,23 +71,23 @@ def test_the_launcher_says_why_there_is_no_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts").write_text("a slots=1\n")
     found = launch.plan(launcher(), ("-n", "2", "-s", "0", "-H", "hosts"), ["t.py"])
-    assert found.error.startswith("-n 2: the hosts have slots for 1 worker")
+    assert found.error.startswith("dmltrain-launch: error: -n 2: the hosts have slots for 1 worker")
     assert launcher() == str(Path(sys.executable).parent / "dmltrain-launch")
 
 
 def test_the_state_of_a_cell_follows_from_its_files():
     cell = identity(EXPERIMENT, CELLS[0])
-    ended = {"exit_code": 0, "seconds": 2.5}
-    assert state(cell, cell, ended, {}) == ("done", "", 2.5)
-    assert state(cell, cell, {"exit_code": None}, {}) == ("pending", "", None)
-    assert state(cell, cell, {"exit_code": 143}, {}) == ("pending", "", None)
-    assert state(cell, cell, {}, {}) == ("pending", "", None)
-    assert state(cell, cell, {"exit_code": 3}, {"error": "why"}) == ("error", "why", None)
-    assert state(cell, cell, {}, {"error": 3})[0] == "error"
+    ended, nothing = JobRecord(exit_code=0, seconds=90.0), JobRecord()
+    assert state(cell, cell, ended, {}) == ("done", "", 90.0)
+    assert state(cell, cell, JobRecord(exit_code=143), {}) == ("pending", "", None)
+    assert state(cell, cell, nothing, {}) == ("pending", "", None)
+    assert state(cell, cell, JobRecord(exit_code=3), {"error": "why"}) == ("error", "why", None)
+    assert state(cell, cell, nothing, {"error": 3})[0] == "error"
     assert state(cell, {**cell, "workers": 2}, ended, {}) == ("pending", "", None)
-    assert state(cell, cell, {"exit_code": False, "seconds": True}, {}) == ("pending", "", None)
-    for seconds in (10**400, 1e308, float("inf"), float("nan"), -1):
-        assert state(cell, cell, {"exit_code": 0, "seconds": seconds}, {}) == ("done", "", None)
+    assert state(cell, cell, job_record.parse("", b'{"exit_code": false, "seconds": true}'), {})[0] == "pending"
+    for seconds in ("1" + "0" * 30, "1e308", "Infinity", "NaN", "-1"):
+        record = job_record.parse("", f'{{"exit_code": 0, "seconds": {seconds}}}'.encode())
+        assert state(cell, cell, record, {}) == ("done", "", None)
 
 
 def test_a_store_reads_what_it_wrote(tmp_path):
@@ -122,11 +124,16 @@ def test_an_earlier_run_of_a_cell_is_never_taken_for_the_one_that_begins(tmp_pat
 def test_the_reason_of_a_failure(tmp_path):
     assert reason(-9, tmp_path, "cells/x", None) == "the launcher was ended by SIGKILL; logs: cells/x"
     assert reason(-40, tmp_path, "cells/x", None) == "the launcher was ended by signal 40; logs: cells/x"
-    (tmp_path / "launcher.txt").write_text("dmltrain-launch: error: no host h9\n0 processes left\n")
-    assert reason(2, tmp_path, "cells/x", None) == "no host h9; log: cells/x/launcher.txt"
-    (tmp_path / "job.json").write_text(json.dumps({"cause": "worker 0 exited with 3"}))
-    (tmp_path / "launcher.txt").write_text("x\ndmltrain-launch: its last lines (a/worker-0.log):\n    a\n    b\nend\n")
-    assert reason(3, tmp_path, "cells/x", None) == "worker 0 exited with 3; b; log: cells/x/worker-0.log"
+    assert reason(2, tmp_path, "cells/x", None) == "the launcher exited with 2; log: cells/x/launcher.txt"
+    (tmp_path / "launcher.txt").write_text("waiting\nany: no host h9\n\n")
+    assert reason(2, tmp_path, "cells/x", None) == "any: no host h9; log: cells/x/launcher.txt"
+    (tmp_path / "restart-1").mkdir()
+    for name in ("worker-0.log", "restart-1/worker-0.log"):
+        (tmp_path / "job.json").write_text(json.dumps({"cause": "worker 0 exited with 3", "cause_log": name}))
+        (tmp_path / name).write_bytes(b"a" * 99_999 + f"\n in {name}\n\n".encode())
+        assert reason(3, tmp_path, "cells/x", None) == f"worker 0 exited with 3; in {name}; log: cells/x/{name}"
+    (tmp_path / "job.json").write_text(json.dumps({"cause": "lost", "cause_log": "../worker-0.log"}))
+    assert reason(3, tmp_path, "cells/x", None) == "lost; log: cells/x/launcher.txt"
     assert reason(124, tmp_path, "cells/x", 5).startswith("it took longer than the time limit of 5 s")
     (tmp_path / "job.json").write_text(json.dumps({"cause": "\x1b]0;owned\x07\u202e\tü"}))
     assert reason(3, tmp_path, "cells/x", None).startswith("?]0;owned?? ü; ")  # the terminal obeys no program

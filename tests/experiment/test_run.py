@@ -124,7 +124,7 @@ def test_all_problems_are_reported_together_and_nothing_starts(place):
         "- --lr: 'fast' is not a number of at least 0 (cell lr=fast)",
         "- no resnet of 9 layers",
         "(cells num-layers=9,wd=1, num-layers=9,wd=2)",
-        "- dmltrain-launch: --launcher cloud: expected",
+        "- dmltrain-launch: error: --launcher cloud: expected",
         "- kv-store dist_sync needs servers and the job has none",
         "- --data-train gone.rec: no such file",
         "MiB: free some space",

@@ -379,7 +379,7 @@ def test_each_sample_is_used_once_whatever_happens(at_rest):
             check(job)
 
 
-@pytest.mark.parametrize("seeds", seed_ranges(40, 100, 100_000))
+@pytest.mark.parametrize("seeds", seed_ranges(40, 100, 1_000_000))
 def test_each_sample_is_used_once_whatever_happens_while_the_kvstore_changes(seeds):
     made = 0
     for seed in seeds:

@@ -299,6 +299,7 @@ def test_every_attempt_has_a_mark_and_a_folder_of_its_own(launcher):
     assert first[3] != second[3], "an old agent that is still ending must spare the new attempt"
     assert [each["exit_code"] for each in launched.record["restarts"]] == [3]
     assert launched.record["mark"] == second[3]
+    assert launched.record["cause_log"] == "restart-1/worker-0.log"
 
 
 def test_a_signal_between_two_attempts(launcher):

@@ -58,7 +58,7 @@ def test_a_killed_process_ends_the_job_and_is_named(sleeping):
     assert f"worker 1 (pid {pid} on localhost) was killed by SIGKILL" in result.err
     assert "    a line of worker-1" in result.err, "its last lines"
     record = launched.record
-    assert record["exit_code"] == 137
+    assert (record["exit_code"], record["cause_log"]) == (137, "worker-1.log")
     assert [row["signal"] for row in record["processes"] if not row["ended_by_launcher"]] == ["SIGKILL"]
 
 

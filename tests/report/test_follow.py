@@ -97,9 +97,10 @@ def test_only_what_was_appended_is_read(job: Job) -> None:
     one, follower = Tail(str(log)), Follower(str(job.folder), LiveJob(str(job.folder)))
     assert not one.read() and not one.runs() and follower.poll() is None
     for number in range(50):
+        with log.open("r+b") as file:
+            file.write(b"." * log.stat().st_size)
         job.append(epoch(number % 9))
         assert one.read() and not one.read()
-    assert one.bytes_read == log.stat().st_size
     assert [len(each.epochs) for each in one.runs()] == [9, 9, 9, 9, 9, 5], "each time from epoch 0 on is a run"
     assert follower.poll() is not None and follower.poll() is None, "it says nothing new until something is written"
 

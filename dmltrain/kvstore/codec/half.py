@@ -25,20 +25,17 @@ _13_BITS = np.uint32(13 << 23)  # added to an exponent: times 2^13
 _BIAS = np.uint16((113 << 10) & 0xFFFF)
 
 
-class _Half(BlockCodec):
+@dataclass(frozen=True)
+class BFloat16(BlockCodec):
+    """The range of float32, 8 bits of precision."""
+
+    name = "bf16"
+    number = 2
     needs_residual = False
     size = "2n"
 
     def nbytes(self, length: int) -> int:
         return 2 * length
-
-
-@dataclass(frozen=True)
-class BFloat16(_Half):
-    """The range of float32, 8 bits of precision."""
-
-    name = "bf16"
-    number = 2
 
     def write(self, block: Array, start: int, target: Array, length: int) -> None:
         bits, rounded = block.view(np.uint32), scratch("bits", block.size, np.uint32)
@@ -59,11 +56,16 @@ class BFloat16(_Half):
 
 
 @dataclass(frozen=True)
-class Float16(_Half):
+class Float16(BlockCodec):
     """11 bits of precision from 6.1e-5 to 65504."""
 
     name = "fp16"
     number = 3
+    needs_residual = False
+    size = "2n"
+
+    def nbytes(self, length: int) -> int:
+        return 2 * length
 
     def write(self, block: Array, start: int, target: Array, length: int) -> None:
         out = target.view(np.uint16)[start : start + block.size]

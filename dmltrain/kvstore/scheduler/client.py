@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 from dmltrain.base.env import Environment
 from dmltrain.kvstore import spawned
@@ -40,6 +42,19 @@ VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 
 Handlers = Mapping[type[Message], Callable[[Any], None]]
 
 
+@dataclass(frozen=True)
+class Told:
+    """What an object does with a message of the scheduler, in words for docs/protocol.md."""
+
+    does: str
+    call: Callable[[Any, Any], None]  # (object, message)
+
+
+def bound(table: Mapping[type[Message], Told], to: object) -> Handlers:
+    """The table's handlers, of this object."""
+    return {kind: partial(told.call, to) for kind, told in table.items()}
+
+
 class Control:
     """One process's control link. All methods may be called from any thread."""
 
@@ -61,13 +76,7 @@ class Control:
         self._environment = environment
         self.job_end = JobEnd(f"{environment.role} {environment.index}", on_end, exit_seconds)
         self._released: set[tuple[str, int]] = set()  # barrier, view
-        self._handlers: Handlers = {
-            Refuse: self._refused,
-            Abort: self._aborted,
-            Release: self._release,
-            Shutdown: lambda message: self.job_end.ended(),
-            **(on_message or {}),
-        }
+        self._handlers: Handlers = {**bound(self.TOLD, self), **(on_message or {})}
         registration = Register(environment.node_host, port, environment.host_name, socket_name, host.identity())
         self._connection = Connection(environment, registration, standing)
         self.heartbeats = Heartbeats(environment, self._connection, self.job_end)
@@ -197,3 +206,10 @@ class Control:
 
     def _release(self, message: Release) -> None:
         self._released.add((message.id, message.view))
+
+    TOLD: ClassVar[Mapping[type[Message], Told]] = {
+        Refuse: Told("ends with the reason", _refused),
+        Abort: Told("ends with the reason, which is why the job is lost", _aborted),
+        Release: Told("goes on after the barrier", _release),
+        Shutdown: Told("ends: the job has ended well", lambda control, message: control.job_end.ended()),
+    }

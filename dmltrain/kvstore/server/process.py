@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
+from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control, Told, bound
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
@@ -18,6 +19,7 @@ from dmltrain.kvstore.server.links.service import OVERDUE_SECONDS, Service, Stat
 from dmltrain.kvstore.step import MakeStep, OptimizerStep
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous
 from dmltrain.kvstore.transport.data_links import DataLinks
+from dmltrain.kvstore.transport.message.base import Message
 from dmltrain.kvstore.transport.message.changes import Change, Changed
 from dmltrain.kvstore.transport.message.views import Enter, Left
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
@@ -62,7 +64,7 @@ class ServerProcess:
             on_end=self._end,
             exit_seconds=exit_seconds,
             socket_name=self._local[1] if self._local else "",
-            on_message={Enter: self._enter, Change: self._change},
+            on_message=bound(self.TOLD, self),
             standing=lambda: Standing(self._entered, self._service.finished()),
         )
 
@@ -107,6 +109,11 @@ class ServerProcess:
             self._fail(str(error))
         else:
             self._control.send(Changed(message.number, str(now)))
+
+    TOLD: ClassVar[Mapping[type[Message], Told]] = {
+        Enter: Told("is in this view from now on: takes frames of its members alone, and back what it undoes", _enter),
+        Change: Told("changes its kvstore, sends `changed`; ends the job if a slice has an unused push", _change),
+    }
 
     def _left(self, message: Left) -> None:
         if self._environment.elastic:

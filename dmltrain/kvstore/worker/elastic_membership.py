@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, ViewChanged
-from dmltrain.kvstore.scheduler.client import Handlers
+from dmltrain.kvstore.scheduler.client import Told
 from dmltrain.kvstore.scheduler.following import Standing
+from dmltrain.kvstore.transport.message.base import Message
 from dmltrain.kvstore.transport.message.job import LinkLost
 from dmltrain.kvstore.transport.message.views import Admit, Enter, Flush, HasState, Invite, Leaving, Ready, Speed
 from dmltrain.kvstore.view import View, barrier_of
@@ -93,13 +95,6 @@ class ElasticMembership(Membership):
     def _done(self) -> int:
         return self.progress.done
 
-    def _handlers(self) -> Handlers:
-        return {
-            Flush: self.progress.freeze,
-            Enter: self._announce,
-            Invite: lambda message: self.progress.invite(),
-        }
-
     def _announce(self, message: Enter) -> None:
         self.is_out = self._environment.index not in message.view.members
         # The order matters. As soon as `progress` has the view, the training thread may enter it: so the routes must
@@ -114,6 +109,15 @@ class ElasticMembership(Membership):
         if self.progress.pending is not None and self._routes:
             for link in self._routes.all_links:
                 link.interrupt(message.view.number)
+
+    TOLD: ClassVar[Mapping[type[Message], Told]] = {
+        Flush: Told(
+            "begins no later op; sends `flushed` when it holds all that it has begun",
+            lambda membership, message: membership.progress.freeze(message),
+        ),
+        Enter: Told("enters the view before its next op", _announce),
+        Invite: Told("as the leader, sends `admit` at its next round", lambda member, _: member.progress.invite()),
+    }
 
     def _link_lost(self, lost: LinkLost) -> None:
         """The scheduler decides which processes go on. That may take as long as it takes to notice a lost host."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Mapping
+from typing import ClassVar
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.base import JOB_ENDED, Handle, MembershipEnded
-from dmltrain.kvstore.scheduler.client import Control, Handlers
+from dmltrain.kvstore.scheduler.client import Control, Told, bound
 from dmltrain.kvstore.scheduler.following import Standing
+from dmltrain.kvstore.transport.message.base import Message
 from dmltrain.kvstore.transport.message.changes import Change, Took
 from dmltrain.kvstore.transport.message.job import LinkLost
 from dmltrain.kvstore.transport.outbox import LAST
@@ -35,7 +38,7 @@ class Membership:
         self.changes = WorkerChanges(lambda message: self._control.send(message))
         self._routes: Routes | None = None  # until connected
         self._control = Control(
-            environment, 0, self._end, exit_seconds, sharing.socket_name, self._handlers(), self._standing
+            environment, 0, self._end, exit_seconds, sharing.socket_name, bound(self.TOLD, self), self._standing
         )
         self.lost_within = self._control.lost_within  # (seconds) -> why the job was lost; "" if it is not
         self.start_message = self._control.wait_for_start()
@@ -141,9 +144,12 @@ class Membership:
         """Whether this worker is not yet a member, so that the job does not need it."""
         return self._environment.joins
 
-    def _handlers(self) -> Handlers:
-        """Handlers for messages of the scheduler that Control does not handle itself."""
-        return {Change: self.changes.take}
+    TOLD: ClassVar[Mapping[type[Message], Told]] = {  # besides Control's
+        Change: Told(
+            "says with `stops` after which step it can change; changes after the step that is named",
+            lambda membership, message: membership.changes.take(message),
+        ),
+    }
 
     def _standing(self) -> Standing | None:
         """How far this worker is, for another incarnation of the scheduler; None if the job ends with this one."""

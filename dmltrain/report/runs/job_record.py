@@ -6,6 +6,7 @@ report goes on without it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     _Words = str
     _Text = str
     _Count = int
+    _Log = str
     _Seconds = float
 else:
     _Words = schema.text().then(lambda text: text[:_MOST_LETTERS])
     _Text = _Words.only(bool, "a text that is not empty")
     _Count = schema.whole(0, (1 << 31) - 1)
+    _Log = schema.text().only(re.compile(r"(restart-\d+/)?[a-z]+-\d+\.log").fullmatch, "a log below the folder")
     _Seconds = schema.number(0, 1e12, "a number of seconds, 0 or more")
 
 
@@ -67,7 +70,8 @@ class ChangeRecord:
 @dataclass(frozen=True)
 class JobRecord:
     """None: not said. worker_hosts: names of the hosts that run workers. seconds: of the job with start and end. ended:
-    None also while it runs. earlier: the attempts that a restart followed. changes: of the last attempt's kvstore."""
+    None also while it runs. cause_log: that of the process which has failed, below the folder. earlier: the
+    attempts that a restart followed. changes: of the last attempt's kvstore."""
 
     command: tuple[str, ...] = ()
     launcher: str | None = None
@@ -80,6 +84,7 @@ class JobRecord:
     seconds: float | None = None
     exit_code: int | None = None
     cause: str | None = None
+    cause_log: str | None = None
     ended: str | None = None
     processes: tuple[ProcessRecord, ...] = ()
     earlier: tuple[AttemptRecord, ...] = ()
@@ -120,10 +125,18 @@ class _File:
     seconds: _Seconds | None = None
     exit_code: _Count | None = None
     cause: _Text | None = None
+    cause_log: _Log | None = None
     ended: _Text | None = None
     processes: tuple[_Process, ...] = ()
     restarts: tuple[AttemptRecord, ...] = ()
     kvstore_changes: tuple[ChangeRecord, ...] = ()
+
+
+def known(folder: str) -> JobRecord:
+    """The same as `read`; without a valid record nothing is known."""
+    with contextlib.suppress(UserError):
+        return read(folder) or JobRecord()
+    return JobRecord()
 
 
 def read(folder: str) -> JobRecord | None:
@@ -181,6 +194,7 @@ def _record(file: _File) -> JobRecord:
         seconds=file.seconds,
         exit_code=file.exit_code,
         cause=file.cause,
+        cause_log=file.cause_log,
         ended=file.ended,
         processes=tuple(process.record() for process in file.processes),
         earlier=file.restarts,

@@ -14,10 +14,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from dmltrain.base import whole_file
+from dmltrain.base import json_text, schema, whole_file
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.text import safe_output
 from dmltrain_launch.clusters.queue import Followed, Inside
@@ -29,11 +30,10 @@ from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from dmltrain_launch.run.session import catching
 from dmltrain_launch.terminal.log_folder import QUEUED, RECORD, LogFolder, unwritable
 from dmltrain_launch.terminal.output import write_all
-from dmltrain_launch.terminal.record import MODE, read_own_record
+from dmltrain_launch.terminal.record import MODE, MOST_BYTES, read_own_record
 
 FILES = (RECORD, "usage.csv")
 FILE_LINE = re.compile(rb"%s ([a-z.]+) ([A-Za-z0-9+/=]*)" % FILE.encode())
-WHERE_HOSTS_ARE = ("name", "address", "hostname")
 TAGGED = re.compile(rb"\[(%s|%s|%s)-(\d+)\] " % (SCHEDULER.encode(), SERVER.encode(), WORKER.encode()))
 Write = Callable[[bytes], None]
 Say = Callable[[str], None]
@@ -206,23 +206,42 @@ def _keep(folder: LogFolder, name: str, text: bytes) -> None:
 def _own(folder: Path, content: bytes) -> bytes:
     """The record that has come with the job's output. It is that of the engine that has got the job from here, and how
     hosts are reached is for this machine's user to say: `dmltrain job` runs what a record names. LaunchError."""
-    try:
-        record, queued = json.loads(content), read_own_record(folder / QUEUED)
-    except (ValueError, RecursionError, FileNotFoundError):
-        record, queued = None, {}
-    if not isinstance(record, dict) or record.get("launcher") != queued.get("launcher"):
+    record: dict[str, Any] = {}
+    queued: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, schema.Invalid):
+        queued = read_own_record(folder / QUEUED)
+        record = json_text.parse_object(content, MOST_BYTES)
+    if not record or record.get("launcher") != queued.get("launcher"):
         engine = queued.get("launcher", "any engine")
         raise LaunchError(
             f"the job's output has a {RECORD} that is not the record of a job of {engine}: something in it passes for "
             "its launcher, so do not trust what the job has printed"
         )
-    hosts = record.get("hosts")
-    rows = [host for host in hosts if isinstance(host, dict)] if isinstance(hosts, list) else []
-    kept = [{name: row[name] for name in WHERE_HOSTS_ARE if name in row} for row in rows]
-    started_on = record.get("launched_from")
-    launched_from = {"host": started_on.get("host", "")} if isinstance(started_on, dict) else {}
-    changed = {"hosts": kept, "reached_by": {}, "control": "", "launched_from": launched_from}
+    kept = schema.salvaged(_Kept, record)
+    hosts = [{name: value for name, value in vars(host).items() if value} for host in kept.hosts]
+    launched_from = {"host": kept.launched_from.host} if record.get("launched_from") else {}
+    changed = {"hosts": hosts, "reached_by": {}, "control": "", "launched_from": launched_from}
     return (json.dumps({**record, **changed}, indent=2) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class _Where:
+    name: str = ""
+    address: str = ""
+    hostname: str = ""
+
+
+@dataclass(frozen=True)
+class _From:
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The fields of a record that have a part which is kept."""
+
+    hosts: tuple[_Where, ...] = ()
+    launched_from: _From = _From()
 
 
 def print_files(folder: Path) -> None:

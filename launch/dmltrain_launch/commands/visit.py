@@ -222,6 +222,6 @@ def write_end(folder: Path, launcher: Launcher) -> None:
     if not record.get("ended"):
         now, began = time.time(), seconds_of(record.get("started"))
         seconds = None if began is None else max(0.0, round(now - began, 3))
-        end = {"ended": stamp(now), "seconds": seconds, "exit_code": ENDED_CODE, "cause": CAUSE}
+        end = {"ended": stamp(now), "seconds": seconds, "exit_code": ENDED_CODE, "cause": CAUSE, "cause_log": None}
         locked.write_record({**record, **end})
         journal.remove(folder)

@@ -64,7 +64,7 @@ class JobRecord:
         facts = record.record(attempt, version(), self._options, self.began, time.time())
         end = {"exit_code": error.code if isinstance(error, LaunchError) else FAULT_CODE, "cause": str(error)}
         with contextlib.suppress(LaunchError):
-            self._write({**facts, **end})
+            self._write({**facts, **end, "cause_log": None})
 
     def _write(self, facts: dict[str, Any]) -> None:
         self.folder.write_record({**redact_all(facts, self._hidden), "restarts": self.ends})

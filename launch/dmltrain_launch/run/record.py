@@ -27,7 +27,7 @@ def record(
 ) -> dict[str, Any]:
     """The content of job.json. It has neither environment nor key, because they may be secret. `control`: the name
     of the launcher's control socket."""
-    job = supervisor.job
+    job, cause = supervisor.job, supervisor.cause
     return {
         "format": FORMAT,
         "job": job.name,
@@ -46,7 +46,8 @@ def record(
         "ended": None if ended is None else stamp(ended),
         "seconds": None if ended is None else round(ended - began, 3),
         "exit_code": None if ended is None else supervisor.exit_code,
-        "cause": supervisor.cause.text if supervisor.cause else None,
+        "cause": cause.text if cause else None,
+        "cause_log": _log(job.restart, cause.process) if cause and cause.process else None,
         "processes": [_lineage(lineage) for lineage in supervisor.tasks.lineages],
         "kvstore_changes": [
             {**vars(kvstore_change), "after": round(kvstore_change.after, 3)}
@@ -62,6 +63,11 @@ def _launcher() -> dict[str, Any]:
     """This process: its start time tells it from a later process with the same pid."""
     own = process(os.getpid())
     return {"host": platform.node(), "pid": os.getpid(), "start": own.start if own else 0, "boot_id": boot_id()}
+
+
+def _log(restart: int, process: Process) -> str:
+    """The log of a process, below the folder of job.json."""
+    return f"restart-{restart}/" * bool(restart) + f"{process.task.name}.log"
 
 
 def _host(host: Host) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from dmltrain.backends.torch.distributed.optimizer import DistributedOptimizer
 from dmltrain.backends.torch.distributed.sums import GradientSums
 from dmltrain.base import malloc_tuning
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore import rules
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.choices import ExchangeChoices
 
@@ -56,10 +57,12 @@ def _exchange(
     if not store.is_distributed:
         return Exchange(OwnGradients(optimizer))
     kind, factors = store.kvstore_type, choices.factors
-    if choices.broadcast_buffers and (store.elastic or kind.local_steps or not kind.synchronous):
+    if store.elastic:
+        rules.check_elastic(choices)
+    if choices.broadcast_buffers and (kind.local_steps or not kind.synchronous):
         raise UserError(
-            "broadcast_buffers needs workers that make their steps together: dist_sync, in a job that is not elastic "
-            f"(this is {store.type}); leave it out"
+            f"broadcast_buffers needs workers that make their steps together: dist_sync (this is {store.type}); leave "
+            "it out"
         )
     if kind.local_steps:
         if factors:
@@ -68,7 +71,7 @@ def _exchange(
     on_servers = kind.steps_on_servers(bool(choices.update_on_kvstore))
     early = choices.step_early or choices.defer or bool(factors) or (store.elastic and on_servers)
     choices = replace(choices, step_early=early)
-    _check(store, choices, on_servers)
+    _check_factors(store, choices, on_servers)
     if on_servers:
         return StepsOnServers(model, optimizer, store, choices)
     chosen = choose(model, optimizer, store, factors, choices.factored) if factors else NOTHING_CHOSEN
@@ -77,10 +80,8 @@ def _exchange(
     return Exchange(MeanGradients(model, optimizer, store, choices), store)
 
 
-def _check(store: KVStore, choices: ExchangeChoices, on_servers: bool) -> None:
-    """Raise UserError for choices that exclude one another, with this store."""
-    if store.elastic and choices.factors:
-        raise UserError("an elastic job has no factors: leave them out")
+def _check_factors(store: KVStore, choices: ExchangeChoices, on_servers: bool) -> None:
+    """Raise UserError for choices that factors exclude, with this store."""
     if choices.factors and not choices.overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
     if choices.factors and on_servers:

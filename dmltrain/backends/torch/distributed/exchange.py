@@ -7,7 +7,7 @@ An exchange has three parts, each of which knows nothing of the others' choices:
 - `members`: who takes part in a step, if that can change (members.py);
 - itself: what a step is. Here it is the whole step of the inner optimizer, with the gradients as they are when
   backward() has returned: a worker's own, or the mean. The others: sums, of which workers make the step (sums.py);
-  steps on the servers (server_steps.py); averages of weights after local steps (local_steps.py).
+  steps on the servers (on_servers.py); averages of weights after local steps (local_steps.py).
 """
 
 from __future__ import annotations

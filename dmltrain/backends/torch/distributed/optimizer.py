@@ -11,6 +11,7 @@ import torch
 from dmltrain.backends.torch.distributed.choice import Choice
 from dmltrain.backends.torch.distributed.exchange import Exchange
 from dmltrain.base.arrays import Array
+from dmltrain.base.deprecation import deprecated
 from dmltrain.kvstore.base import KVStore
 
 
@@ -92,7 +93,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange.gradients.zero_grad(set_to_none)
 
     def push_gradients(self) -> None:
-        """Push all gradients. With overlap=False the caller calls this when the gradients are complete."""
+        """Send gradients that are complete; deprecated: `reduce_gradients` does this, and waits for the result."""
+        deprecated("DistributedOptimizer.push_gradients", "DistributedOptimizer.reduce_gradients", "0.5")
         self._exchange.gradients.push()
 
     def reduce_gradients(self) -> None:

@@ -6,7 +6,7 @@ the op, and gets the outcome of the op from another member. This happens only fo
 with a barrier (worker/elastic_ops.py); if that barrier was released, all members have the results.
 
 The replacement of a lost server has the number of the lost one. It has no state of the lost one and needs none: if the
-optimizer runs on the servers, workers send the state in the first op of the next view (worker/server_steps.py). So
+optimizer runs on the servers, workers send the state in the first op of the next view (worker/server_steps/). So
 every next view takes the replacement, whatever the view is for. If no server is left, there is no next view until one
 comes.
 """

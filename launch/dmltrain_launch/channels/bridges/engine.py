@@ -28,6 +28,7 @@ END_SECONDS = 0.5  # between SIGTERM and SIGKILL, which also ends its daemons on
 LAST_OUTPUT_SECONDS = 0.5  # for reading its output after its exit
 OUTPUT_BYTES = 16_000
 OUTPUT_LINES = 30
+DOWN = 125  # exit code: a host or the engine is down
 NOTHING = re.compile(r"(?!)")
 QUOTED_INDEX = '"$i"'  # set by `choice`
 
@@ -138,6 +139,11 @@ class Started:
                 self.process.send_signal(number)
             if self._ended.wait(END_SECONDS):
                 return
+
+    def why(self) -> int:
+        """The launcher's exit code if it ended too early: 125 if a host or the engine is down, else 2."""
+        down = self.process.returncode == DOWN or self._engine.unreachable.search(self.output)
+        return DOWN if down else 2
 
     def complaint(self) -> str:
         """The error message if it ended too early: what it printed, and a fix if one is known."""

@@ -144,8 +144,7 @@ class Run:
         names = ", ".join(host.name for host in missing)
         were = f"{names} {'were' if len(missing) > 1 else 'was'} not reached"
         if self._over:
-            code = 125 if self.engine.unreachable.search(self.started.output) else 2
-            raise LaunchError(f"{were}: {self.started.complaint()}", code)
+            raise LaunchError(f"{were}: {self.started.complaint()}", self.started.why())
         output = self.started.output
         trial = self.engine.trial.format(host=missing[0].target if len(missing) == 1 else "HOST")
         more = f"{self.engine.name} printed\n{output}" if output else f"does `{trial}` work from here?"

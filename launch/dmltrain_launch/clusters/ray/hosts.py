@@ -33,9 +33,7 @@ CLIENT = "ray://"
 DRY_SECONDS = 5.0  # a dry run does not wait for room
 PROBE_SECONDS = 5.0  # for its port
 RELEASE_SECONDS = 10.0  # until Ray has removed all; then the driver is killed, and Ray does it later
-LOST = re.compile("died|dead|has ended|unavailable|crashed")
-UNKNOWN = re.compile("is not a node of the Ray cluster")
-ENDED = "the program that talks to Ray has ended"
+LOST = re.compile("died|dead|unavailable|crashed")  # in what Ray says of a node
 
 
 def request(options: RayOptions, hosts: Sequence[Host]) -> Request:
@@ -136,7 +134,7 @@ class Driver:
         while True:
             line = self._popen.stdout.readline()
             if not line:
-                raise LaunchError(f"{ENDED}; its last words: {self._last_words()}", 125)
+                raise LaunchError(f"the program that talks to Ray has ended; its last words: {self._last_words()}", 125)
             message = json.loads(line)
             if "problem" in message:
                 raise LaunchError(message["problem"], message["code"])
@@ -173,7 +171,7 @@ class Cluster(BridgedCluster):
             self._request = replace(self._request, bundles=[], hosts=[], bundle={})
         self._driver: Driver | None = None
         self._starting = threading.Lock()
-        engine = Engine("Ray", self._command, "ray status", unreachable=LOST, mistake=UNKNOWN)
+        engine = Engine("Ray", self._command, "ray status", unreachable=LOST)
         super().__init__(engine, hosts or [], options.host_ip, options.connect_timeout)
 
     def allocate(self, say: Callable[[str], None]) -> None:

@@ -83,10 +83,15 @@ class Orders:
                 place.kill()
 
     def _carry_out(self, order: Order) -> int:
-        """Run the bridges of an order to their end; returns the engine's exit code."""
-        places = [self._place(host["name"], order) for host in order.hosts]
+        """Run the bridges of an order to their end; returns the engine's exit code: 2, and nothing is run, if Ray has
+        no such node."""
+        try:
+            places = [self._place(host["name"]) for host in order.hosts]
+        except LaunchError as error:
+            order.say(str(error))
+            return error.code
         for index, (host, place) in enumerate(zip(order.hosts, places, strict=True)):
-            if place and self._ready(place, order):
+            if self._ready(place, order):
                 order.calls[place.start(host["python"], index, order.settings, self._removed)] = place
         failed, left = len(order.calls) < len(order.hosts), list(order.calls)
         while left:
@@ -99,20 +104,15 @@ class Orders:
                 break
         return int(failed)
 
-    def _place(self, name: str, order: Order) -> Place | None:
-        """The place on that node, where a keeper lives or is being started. None, after a message to the user, if there
-        is no such node.
+    def _place(self, name: str) -> Place:
+        """The place on that node, where a keeper lives or is being started. LaunchError if there is no such node.
 
         A node of the placement group keeps its resources there when its keeper is lost.
         """
         old = self.places.get(name)
         if old and old.lives():
             return old
-        try:
-            node = find(name, living())
-        except LaunchError as error:
-            order.say(str(error))
-            return None
+        node = find(name, living())
         others = {} if old else dict(self._bundle)
         cpus, gpus, memory = (others.pop(each, 0.0) for each in ("CPU", "GPU", "memory"))
         keeper = actor(NodeAffinitySchedulingStrategy(node.id, soft=False), cpus, gpus, memory, others)

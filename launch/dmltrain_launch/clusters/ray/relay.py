@@ -21,6 +21,7 @@ import sys
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end
 VARIABLE = "DMLTRAIN_BRIDGE"  # as in `dmltrain_launch.channels.bridges.bridge`
+FAULT_CODE = 125  # as in `dmltrain_launch.run.supervisor.limit`
 
 
 def main(name: str, order: str) -> int:
@@ -41,7 +42,7 @@ def main(name: str, order: str) -> int:
     except OSError as error:
         print(error, file=sys.stderr)
     print("the program that talks to Ray has ended", file=sys.stderr)
-    return 1
+    return FAULT_CODE
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class OwnGradients:
         yield
 
     def push(self) -> None:
-        """See DistributedOptimizer.push_gradients."""
+        """Send gradients that are complete."""
 
     def reduce(self) -> None:
         """See DistributedOptimizer.reduce_gradients."""

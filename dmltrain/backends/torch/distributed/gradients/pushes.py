@@ -50,7 +50,8 @@ class Destination(Protocol):
 
 class PushedGradients(OwnGradients):
     """See the module. `uses`: of gradients that are the mean when backward() ends, in an elastic job. With
-    `choices.step_early` gradients are sent during backward, or with `overlap` off by `push`; else at step()."""
+    `choices.step_early` gradients are sent during backward, or with `overlap` off by `push`; at the latest at
+    step()."""
 
     def __init__(
         self,

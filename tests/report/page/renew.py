@@ -1,4 +1,4 @@
-"""Fetch a version of the drawing library from npm into this folder: python dmltrain/report/page/vendor/renew.py 6.1.0
+"""Fetch a version of the drawing library from npm: python -m tests.report.page.renew 6.1.0
 
 npm checks the package against the registry's digest. library.json records version, digest and the SHA-256 of each file,
 which the tests compare. Needs npm; nothing else of this project does.
@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+VENDOR = Path(__file__).parents[3] / "dmltrain/report/page/vendor"
 FILES = {  # package -> file of it -> name here
     "echarts": {
         "package/dist/echarts.common.min.js": "echarts.common.min.js",
@@ -29,12 +29,12 @@ FILES = {  # package -> file of it -> name here
 def main(version: str) -> None:
     packages = {name: _fetch(f"{name}@{version}", files) for name, files in FILES.items()}
     digests = {
-        name: hashlib.sha256((HERE / name).read_bytes()).hexdigest()
+        name: hashlib.sha256((VENDOR / name).read_bytes()).hexdigest()
         for files in FILES.values()
         for name in files.values()
     }
     record = {"name": "Apache ECharts", "version": version, "npm": packages, "sha256": digests}
-    (HERE / "library.json").write_text(json.dumps(record, indent=2) + "\n")
+    (VENDOR / "library.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _fetch(package: str, files: dict[str, str]) -> str:
@@ -46,7 +46,7 @@ def _fetch(package: str, files: dict[str, str]) -> str:
             for member, name in files.items():
                 content = archive.extractfile(member)
                 assert content is not None, f"{package} has no file {member}"
-                (HERE / name).write_bytes(content.read())
+                (VENDOR / name).write_bytes(content.read())
     return str(record["integrity"])
 
 
