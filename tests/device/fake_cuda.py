@@ -135,6 +135,11 @@ def counted(what: str) -> int:
     return _loaded().fake_cuda_count(what.encode())
 
 
+def fail(error: int) -> int:
+    """What a function of CUDA's runtime returns that fails; the next kernel of this thread raises the error."""
+    return _loaded().fake_cuda_fail(error)
+
+
 def take_races() -> list[str]:
     """The races since the last call, up to what the devices have been asked for so far."""
     for index in range(DEVICES):

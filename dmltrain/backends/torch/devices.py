@@ -6,6 +6,7 @@ module knows these names.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,13 @@ def driver() -> Any:
         return torch.cuda.cudart() if torch.cuda.is_available() else None
     except (AttributeError, RuntimeError, AssertionError):
         return None
+
+
+def forget_error() -> None:
+    """After a function of `driver` has failed. torch leaves its error with the driver, and the next kernel's launch
+    raises it: let it be a kernel for which nobody waits."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=torch.cuda.current_device())
 
 
 def _module(device: torch.device) -> Any:
