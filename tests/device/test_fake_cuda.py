@@ -24,6 +24,29 @@ def library():
         pytest.skip(str(reason))
 
 
+def test_it_is_for_the_torch_of_ci():
+    assert f"torch=={fake_cuda.TORCH}\n" in (ROOT / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "files", "error", "says"),
+    [
+        ("false", (), RuntimeError, "cannot be compiled"),
+        ("no-compiler", (), fake_cuda.NotHere, "no-compiler is missing"),
+        ("false", ("libtorch_cuda.so",), fake_cuda.NotHere, "this one has CUDA"),
+    ],
+)
+def test_only_another_machine_is_a_reason_to_skip(compiler, files, error, says, tmp_path, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    for name in files:
+        (tmp_path / "lib" / name).touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fake_cuda, "COMPILER", compiler)
+    monkeypatch.setattr(fake_cuda, "_torch", lambda: tmp_path)
+    with pytest.raises(error, match=says):
+        fake_cuda.library.__wrapped__()
+
+
 def test_all_that_needs_a_gpu():
     """What of these files `make test` runs."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.device.plugin", "-p", "no:cacheprovider"]
