@@ -174,6 +174,14 @@ def test_a_job_has_the_cpus_weights(kind, workers, line):
     assert all(same(*each) for each in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("line", ["", "--gc-type int8"])
+def test_workers_with_and_without_a_gpu_train_in_one_job(line):
+    """As with --devices auto on two kinds of hosts."""
+    expected = of_job("dist_sync", 2, line)
+    found = in_a_job("dist_sync", 2, lambda store: trained(store, f"{line} {GPU * store.rank}", SMALL))
+    assert all(same(*each) for each in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("workers, servers, far, encodes", [(1, 1, 1, True), (2, 1, 1, False), (1, 2, 0, True)])
 def test_what_another_host_gets_and_sends_is_coded_there_but_for_a_relay(workers, servers, far, encodes, monkeypatch):
     """A relay sums the gradients of its host's workers."""
