@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -294,6 +295,16 @@ def test_the_log_says_how_gpus_compute(line, says):
     found = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
     torch_trainer(MLP, "--gpus 0")
     assert found == ("deterministic on" in says,) * 2 and not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("line", ["--tf32 1", "--deterministic 1"])
+def test_intels_gpus_compute_as_onednn_is_told(line, monkeypatch):
+    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(allow_tf32=None))
+    before, tf32 = torch.backends.cudnn.allow_tf32, line == "--tf32 1"
+    says = devices.set_arithmetic([torch.device("xpu:0")], parse(line.split()))
+    assert ("TF32 on for products and on for" in says) == tf32 and torch.backends.mkldnn.allow_tf32 == tf32
+    assert torch.backends.cudnn.allow_tf32 == before
+    torch_trainer(MLP, "--gpus 0")
 
 
 def test_a_gpu_that_another_process_uses_too_is_a_warning():
