@@ -14,7 +14,8 @@ from dmltrain_launch.agent.host import cores
 from dmltrain_launch.commands.doctor import CUDA, doctor, page, probed
 
 SECRET = "hunter2-4711"
-KEPT = {"DMLTRAIN_TOKEN": SECRET, "OMP_NUM_THREADS": SECRET, "CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1", "PATH": SECRET}
+SEEN = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"}
+KEPT = {"DMLTRAIN_TOKEN": SECRET, "OMP_NUM_THREADS": SECRET, "PATH": SECRET, **SEEN}
 
 
 @pytest.fixture(scope="module")
