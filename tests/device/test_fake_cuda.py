@@ -12,7 +12,7 @@ from tests.forked_job import FAKE_CUDA, forker
 from tests.running_job import ROOT
 
 NEED_A_GPU = ("tests/backends/test_torch_distributed.py", "tests/backends/test_torch_elastic.py")
-
+OF_TRAINERS = "tests/backends/test_trainers.py"  # plugin.py takes GPUs for the CPU there
 ON_IT = ("tests/device/test_codecs.py", "tests/device/test_counts.py", "tests/device/test_on_it.py")
 
 
@@ -51,7 +51,8 @@ def test_all_that_needs_a_gpu():
     """What of these files `make test` runs."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.device.plugin", "-p", "no:cacheprovider"]
     words += ["-p", "no:xdist"]
-    words += ["-m", "not thorough and not exhaustive", "-k", "cuda or counts or on_it", *NEED_A_GPU, *ON_IT]
+    words += ["-m", "not thorough and not exhaustive", "-k", "cuda or counts or on_it or (test_trainers and torch)"]
+    words += [*NEED_A_GPU, OF_TRAINERS, *ON_IT]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-10_000:]
