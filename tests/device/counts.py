@@ -18,7 +18,7 @@ from dmltrain import kvstore, models  # noqa: E402
 from tests.device.test_counts import HELD, of_a_step  # noqa: E402
 from tests.device.test_on_it import in_a_job  # noqa: E402
 
-RESNET_50 = models.create("resnet", 50, 1000, (3, 32, 32))  # the size of images changes activations only
+RESNET_50 = models.create("resnet", 50, 1000, (3, 33, 33))  # the size of images changes activations only
 
 
 def counts(kind: str, line: str) -> dict[str, float]:
