@@ -16,7 +16,7 @@ OF_TRAINERS = "tests/backends/test_trainers.py"  # plugin.py takes GPUs for the 
 ON_IT = ("tests/device/test_codecs.py", "tests/device/test_counts.py", "tests/device/test_on_it.py")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def library():
     try:
         return fake_cuda.library()
@@ -47,6 +47,7 @@ def test_only_another_machine_is_a_reason_to_skip(compiler, files, error, says, 
         fake_cuda.library.__wrapped__()
 
 
+@pytest.mark.usefixtures("library")
 def test_all_that_needs_a_gpu():
     """What of these files `make test` runs."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.device.plugin", "-p", "no:cacheprovider"]
@@ -58,6 +59,7 @@ def test_all_that_needs_a_gpu():
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-10_000:]
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     "faults, steps", [("1:after:pushpull:7:kill", "on workers"), ("1:after:push:7:kill", "on servers")]
 )
@@ -70,6 +72,7 @@ def test_an_elastic_job_on_it_loses_a_worker(faults, steps, start_job, tmp_path)
 CODED_THERE = {"turn": 0, "coded": 2, "coded there": 2, "right": True, "kept": True, "same": True}
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     ("program", "words", "right"),
     [
