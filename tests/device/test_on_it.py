@@ -231,9 +231,11 @@ def test_results_come_after_what_a_script_has_read_of_its_own_gradients():
     def one(store):
         model = torch.nn.Linear(8, 8).cuda()
         optimizer = connected(model, torch.optim.SGD(model.parameters(), 0.1), store, step_early=True)
-        model(torch.ones(4, 8, device="cuda")).sum().backward()
-        norms = [parameter.grad.norm() for parameter in model.parameters()]
-        optimizer.reduce_gradients()
+        for use in (optimizer.step, optimizer.reduce_gradients):  # also after a step
+            optimizer.zero_grad()
+            model(torch.ones(4, 8, device="cuda")).sum().backward()
+            norms = [parameter.grad.norm() for parameter in model.parameters()]
+            use()
         return [float(norm) for norm in norms]
 
     first, other = in_a_job("dist_sync", 2, one)
