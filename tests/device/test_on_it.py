@@ -107,6 +107,9 @@ def test_tensors_of_two_devices_are_told_apart():
     for other in ("cpu", "cuda:0"):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             torch.ones(3, device="cuda:1") + torch.ones(3, device=other)
+    assert (torch.ones(3, device="cuda:1") + torch.ones(())).device.index == 1
+    with pytest.raises(RuntimeError, match="Expected all tensors"):
+        torch.ones(3, device="cuda:1") + torch.ones((), device="cuda:0")
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

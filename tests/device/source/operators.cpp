@@ -232,11 +232,11 @@ struct Arguments {
         return found;
     }
 
-    // The message is torch's. Numbers in tensors may come from other devices, and so may indices from the CPU.
+    // The message is torch's. Numbers in tensors may come from the CPU, and so may indices.
     void check(Device device) const {
         bool indexes = schema.name() == "aten::index" || schema.name() == "aten::index_put_";
         each([&](const Tensor& tensor, bool) {
-            bool fits = tensor.device() == device || tensor.dim() == 0 || (indexes && tensor.is_cpu());
+            bool fits = tensor.device() == device || (tensor.is_cpu() && (tensor.dim() == 0 || indexes));
             TORCH_CHECK(fits, "Expected all tensors to be on the same device, but found at least two devices, ", device,
                         " and ", tensor.device(), "! (", schema.name(), ")");
         });
