@@ -47,7 +47,6 @@ def of_a_step(store, line, decoded, network=RESNET, count=16):
     push, pushpull = gradients.push, store.pushpull
 
     def noted_push():
-        memory.append(fake_cuda.counted("device bytes"))
         sent.append(sum(bucket.pushed and bucket not in gradients.leaving for bucket in gradients.buckets))
         push()
 
@@ -55,7 +54,12 @@ def of_a_step(store, line, decoded, network=RESNET, count=16):
         begun.append(fake_cuda.counted("copies to the host"))
         return pushpull(*arguments, **named)
 
+    def noted_step():
+        memory.append(fake_cuda.counted("device bytes"))
+        step()
+
     gradients.push, store.pushpull = noted_push, noted_pushpull
+    step, made._optimizer.step = made._optimizer.step, noted_step
     images, labels = batch(network, count)
     for _ in range(4):  # the first ones get the buffers of samples
         made.settle()
