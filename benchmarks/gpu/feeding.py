@@ -21,7 +21,7 @@ LEAST = 0.95  # of the speed with synthetic data
 THREADS = (8, 1, 4, 14)  # the first one has a bar
 CLASSES = 10
 SPEED = re.compile(r"Speed: ([\d.]+) samples/sec")
-ACCURACY = re.compile(r"(?:Train|Validation)-accuracy=([\d.]+)")
+ACCURACY, MEMORY = re.compile(r"Train-accuracy=([\d.]+)"), re.compile(r"Device-Memory=([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,10 @@ def _trained(words: str) -> Row:
     program = [*(INTERPRETER or [sys.executable]), str(CHECKOUT / "examples/train_imagenet.py")]
     fixed = f"--gpus 0 --kv-store local --num-classes {CLASSES} --disp-batches 2"
     code, text = finished([*program, *fixed.split(), *words.split()], 60.0)
-    speeds, accuracies = SPEED.findall(text), ACCURACY.findall(text)
+    speeds, accuracies, memories = SPEED.findall(text), ACCURACY.findall(text), MEMORY.findall(text)
     if code or not speeds:
         return {"failed": f"ended with {code}: {text[-400:]}"}
     row = {"images_per_second": max(map(float, speeds))}
-    return {**row, "accuracy": float(accuracies[-1])} if accuracies else row
+    if memories:
+        row["MiB"] = max(map(float, memories))
+    return {**row, "training accuracy": float(accuracies[-1])} if accuracies else row

@@ -74,8 +74,10 @@ def _register(memory: np.ndarray, flags: int, least: float) -> Row:
     try:
         code = int(driver.cudaHostRegister(place, memory.nbytes, flags))
     except RuntimeError as error:
+        devices.forget_error()
         return {"answer": str(error)[:80]}
     if code:
+        devices.forget_error()
         return {"answer": code}
     here = torch.frombuffer((ctypes.c_char * memory.nbytes).from_address(place), dtype=torch.float32)
     there = torch.zeros(memory.size, device=GPU)

@@ -27,7 +27,6 @@ SMALL = (Case("resnet", 4, "float32", 8, CIFAR),)
 
 
 def rows(asked: Asked) -> Iterator[Row]:
-    torch.backends.cudnn.benchmark = True
     for case in SMALL if asked.small else CASES:
         try:
             row = _measured(case, 0.0 if asked.small else 1.5)

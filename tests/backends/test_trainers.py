@@ -39,7 +39,7 @@ def of_devices(made):
     made.synchronize()
     if hasattr(made.replicas, "modules"):  # PyTorch's
         states = [module.state_dict() for module in made.replicas.modules]
-        return {name: [state[name].numpy().copy() for state in states] for name in states[0]}
+        return {name: [state[name].cpu().numpy().copy() for state in states] for name in states[0]}
     return {name: [each.asnumpy() for each in array.list_data()] for name, array in made.replicas.arrays.items()}
 
 

@@ -1,5 +1,5 @@
-"""The devices of a test in its own process: also a GPU, if torch sees one. tests/device/test_device.py runs these tests
-where it does not."""
+"""The devices of a test in its own process: also a GPU, if torch sees one. test_fake_cuda.py runs these tests where it
+does not."""
 
 import torch
 

@@ -37,7 +37,10 @@ class NotHere(Exception):
 
 @functools.cache
 def library() -> Path:
-    """The compiled library, which this takes half a minute to build where it is not in the cache. Raises NotHere."""
+    """The compiled library, which this takes half a minute to build where it is not in the cache. Raises NotHere;
+    RuntimeError if a compiler is here, but refuses the source."""
+    if (_torch() / "lib" / "libtorch_cuda.so").exists():
+        raise NotHere("the fake CUDA device needs a build of torch for CPUs, and this one has CUDA")
     version = importlib.metadata.version("torch").partition("+")[0]
     if version != TORCH:
         raise NotHere(f"the fake CUDA device is written for torch {TORCH}, not {version}")
@@ -62,7 +65,7 @@ def _build(built: Path) -> None:
     command = [COMPILER, *FLAGS, str(SOURCE / "operators.cpp"), *words, "-o", str(new)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise NotHere(f"the fake CUDA device cannot be compiled: {done.stderr[-500:]}")
+        raise RuntimeError(f"the fake CUDA device cannot be compiled: {done.stderr[-500:]}")
     new.replace(built)
 
 
@@ -133,6 +136,11 @@ def counted(what: str) -> int:
     to the host` and `bytes to the host`, the same `to the device`; `copies on other streams` than the first; `device
     bytes`, and the `most` of them."""
     return _loaded().fake_cuda_count(what.encode())
+
+
+def fail(error: int) -> int:
+    """What a function of CUDA's runtime returns that fails; the next kernel of this thread raises the error."""
+    return _loaded().fake_cuda_fail(error)
 
 
 def take_races() -> list[str]:

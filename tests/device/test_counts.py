@@ -20,6 +20,7 @@ from tests.device.test_on_it import in_a_job, of_job, same
 
 COPIES = [f"{what} to the {place}" for place in ("host", "device") for what in ("copies", "blocking copies", "bytes")]
 COUNTED = ("kernels", "synchronisations", *COPIES, "copies on other streams")
+HELD = "bytes held between backward and step"
 OF_SAMPLES = 2  # images and labels: copies, and waits for copies of batches long ago
 BUCKETS, SEVERAL = 11, 5  # of so few bytes; those of several parameters, whose gradients a kernel gathers
 LAYERS, LAYER = 6, 64 * 65  # of a script's model, and the elements of each, which are a bucket
@@ -37,10 +38,11 @@ KERNELS = {  # kvstore, options -> kernels beside those of training alone; serve
 }
 
 
-def of_a_step(store, line, decoded):
+def of_a_step(store, line, decoded, network=RESNET, count=16):
     """The counts, and how many buckets were sent before backward ended, how many copies had begun when the first one
     was, the elements of each, and whether all lie in the servers' sight. `decoded`: see below."""
-    made, sent, begun = torch_trainer(RESNET, f"--gpus 0 {line}", store), [], []
+    memory = [fake_cuda.counted("device bytes")]
+    made, sent, begun = torch_trainer(network, f"--gpus 0 {line}", store), [], []
     gradients = made._optimizer._exchange.gradients
     push, pushpull = gradients.push, store.pushpull
 
@@ -52,8 +54,13 @@ def of_a_step(store, line, decoded):
         begun.append(fake_cuda.counted("copies to the host"))
         return pushpull(*arguments, **named)
 
+    def noted_step():
+        memory.append(fake_cuda.counted("device bytes"))
+        step()
+
     gradients.push, store.pushpull = noted_push, noted_pushpull
-    images, labels = batch(RESNET)
+    step, made._optimizer.step = made._optimizer.step, noted_step
+    images, labels = batch(network, count)
     for _ in range(4):  # the first ones get the buffers of samples
         made.settle()
         begun.clear()
@@ -63,6 +70,7 @@ def of_a_step(store, line, decoded):
         made.settle()
     after = [fake_cuda.counted(what) for what in COUNTED]
     found = {what: now - then for what, then, now in zip(COUNTED, before, after, strict=True)}
+    found[HELD] = memory[-1] - memory[0]
     first = begun[0] - before[COUNTED.index("copies to the host")] if begun else 0
     return (
         found,
@@ -196,7 +204,7 @@ def test_a_scripts_backward_waits_for_no_copy_before_its_end(compression, decode
 def test_without_registered_memory_the_weights_are_the_same(answer, monkeypatch):
     def refuse(*_):
         if isinstance(answer, int):
-            return answer
+            return fake_cuda.fail(answer)
         raise answer
 
     expected = of_job("dist_sync", 2, "")

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,6 +107,9 @@ def test_tensors_of_two_devices_are_told_apart():
     for other in ("cpu", "cuda:0"):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             torch.ones(3, device="cuda:1") + torch.ones(3, device=other)
+    assert (torch.ones(3, device="cuda:1") + torch.ones(())).device.index == 1
+    with pytest.raises(RuntimeError, match="Expected all tensors"):
+        torch.ones(3, device="cuda:1") + torch.ones((), device="cuda:0")
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ LINES = {  # of jobs whose results do not depend on times: kvstore -> workers, o
             "--update-on-kvstore 1 --optimizer adam",
             "--dtype bfloat16",
             "--dtype float16",
-            "--factors auto",
+            "--factors auto --batch-size 16",
         ),
         *(f"--gc-type {name}" for name in codec.TYPES if name != "none"),
         "--gc-type bf16 --update-on-kvstore 1",
@@ -169,8 +173,17 @@ def same(found, expected):
     "kind, workers, line", [(kind, workers, line) for kind, (workers, *lines) in LINES.items() for line in lines]
 )
 def test_a_job_has_the_cpus_weights(kind, workers, line):
-    expected = of_job(kind, workers, line)
-    found = of_job(kind, workers, f"{line} --gpus 0")
+    network = MLP if "factors" in line else SMALL  # of which two layers send factors
+    expected = of_job(kind, workers, line, network)
+    found = of_job(kind, workers, f"{line} --gpus 0", network)
+    assert all(same(*each) for each in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("line", ["", "--gc-type int8"])
+def test_workers_with_and_without_a_gpu_train_in_one_job(line):
+    """As with --devices auto on two kinds of hosts."""
+    expected = of_job("dist_sync", 2, line)
+    found = in_a_job("dist_sync", 2, lambda store: trained(store, f"{line} {GPU * store.rank}", SMALL))
     assert all(same(*each) for each in zip(found, expected, strict=True))
 
 
@@ -222,13 +235,15 @@ def test_results_come_after_what_a_script_has_read_of_its_own_gradients():
     def one(store):
         model = torch.nn.Linear(8, 8).cuda()
         optimizer = connected(model, torch.optim.SGD(model.parameters(), 0.1), store, step_early=True)
-        model(torch.ones(4, 8, device="cuda")).sum().backward()
-        norms = [parameter.grad.norm() for parameter in model.parameters()]
-        optimizer.reduce_gradients()
+        for use in (optimizer.step, optimizer.reduce_gradients):  # also after a step
+            optimizer.zero_grad()
+            model(torch.ones(4, 8, device="cuda")).sum().backward()
+            norms = [parameter.grad.norm() for parameter in model.parameters()]
+            use()
         return [float(norm) for norm in norms]
 
-    first, other = in_a_job("dist_sync", 2, one)
-    assert first == other == pytest.approx([4 * 8, 4 * 8**0.5])
+    (norms,) = in_a_job("dist_sync", 1, one)  # another worker's copies would order those of this one
+    assert norms == pytest.approx([4 * 8, 4 * 8**0.5])
 
 
 def test_a_scripts_gradients_with_compression_are_the_cpus():
@@ -286,6 +301,16 @@ def test_the_log_says_how_gpus_compute(line, says):
     found = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
     torch_trainer(MLP, "--gpus 0")
     assert found == ("deterministic on" in says,) * 2 and not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("line", ["--tf32 1", "--deterministic 1"])
+def test_intels_gpus_compute_as_onednn_is_told(line, monkeypatch):
+    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(allow_tf32=None))
+    before, tf32 = torch.backends.cudnn.allow_tf32, line == "--tf32 1"
+    says = devices.set_arithmetic([torch.device("xpu:0")], parse(line.split()))
+    assert ("TF32 on for products and on for" in says) == tf32 and torch.backends.mkldnn.allow_tf32 == tf32
+    assert torch.backends.cudnn.allow_tf32 == before
+    torch_trainer(MLP, "--gpus 0")
 
 
 def test_a_gpu_that_another_process_uses_too_is_a_warning():

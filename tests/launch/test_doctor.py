@@ -4,16 +4,18 @@ import os
 import re
 import resource
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import dmltrain
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.host import cores
-from dmltrain_launch.commands.doctor import doctor, page, probed
+from dmltrain_launch.commands.doctor import CUDA, doctor, page, probed
 
 SECRET = "hunter2-4711"
-KEPT = {"DMLTRAIN_TOKEN": SECRET, "OMP_NUM_THREADS": SECRET, "CUDA_VISIBLE_DEVICES": "0,1", "PATH": SECRET}
+SEEN = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"}
+KEPT = {"DMLTRAIN_TOKEN": SECRET, "OMP_NUM_THREADS": SECRET, "PATH": SECRET, **SEEN}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def test_no_value_of_the_environment_is_shown_that_can_be_a_secret(facts, monkey
     monkeypatch.setenv("HOME", os.path.dirname(sys.prefix))
     text = page(facts, KEPT)
     assert SECRET not in text and " ~/" in rows(text)["Python"]
-    assert rows(text)["variables"] == "CUDA_VISIBLE_DEVICES=0,1, DMLTRAIN_TOKEN, OMP_NUM_THREADS"
+    assert rows(text)["variables"] == (
+        "CUDA_VISIBLE_DEVICES=0,1, DMLTRAIN_TOKEN, HIP_VISIBLE_DEVICES=1, OMP_NUM_THREADS"
+    )
 
 
 def test_it_warns_as_the_check_of_hosts_does_and_goes_without_packages(facts):
@@ -47,6 +51,15 @@ def test_it_warns_as_the_check_of_hosts_does_and_goes_without_packages(facts):
     assert "warning: this machine: a process may open 64 files" in text and "--shm-size" in text
     assert rows(text)["error"] == "no answer in time" and rows(text)["GPUs"].startswith("NVIDIA H200")
     assert "CUDA" not in rows(text) and "packages" not in rows(text)
+
+
+@pytest.mark.parametrize(("cuda", "hip", "built"), [("13.0", None, "13.0"), (None, "7.1", "ROCm-7.1")])
+def test_torch_says_whose_gpus_it_is_built_for(cuda, hip, built, monkeypatch, capsys):
+    gpus = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
+    torch = SimpleNamespace(cuda=gpus, version=SimpleNamespace(cuda=cuda, hip=hip))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    exec(CUDA)
+    assert capsys.readouterr().out.split() == [built, "True", "2"]
 
 
 def test_arguments_are_refused(capsys):

@@ -21,14 +21,12 @@ if os.environ.get("DMLC_ROLE", "worker") != "worker":
     dmltrain.kvstore.create(KIND)  # serves the job and ends; torch is not imported
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 from gpu.training import GPU, RATE, Case  # noqa: E402
 
 from dmltrain.backends.torch import devices  # noqa: E402
 
 
 def main() -> None:
-    torch.backends.cudnn.benchmark = True
     store = dmltrain.kvstore.create(KIND)
     case = Case(NETWORK, int(BATCH), DTYPE, int(DEPTH), CIFAR if int(DEPTH) < 18 else None)
     trainer = case.trainer(" ".join(["--gpus 0", *sys.argv[6:]]), store)

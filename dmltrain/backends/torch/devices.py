@@ -6,6 +6,7 @@ module knows these names.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,13 @@ def driver() -> Any:
         return None
 
 
+def forget_error() -> None:
+    """After a function of `driver` has failed. torch leaves its error with the driver, and the next kernel's launch
+    raises it: let it be a kernel for which nobody waits."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=torch.cuda.current_device())
+
+
 def _module(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
@@ -77,12 +85,14 @@ def _module(device: torch.device) -> Any:
 
 def set_arithmetic(devices: Sequence[torch.device], settings: Settings) -> str:
     """Set what `settings` say of GPUs' arithmetic, for this process. Returns a line for the log; '' without GPUs."""
-    if not gpus(devices):
+    own = gpus(devices)
+    if not own:
         return ""
     deterministic = settings.repeatable
     tf32 = False if deterministic and settings.tf32 is None else settings.tf32
-    if tf32 is not None:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    libraries = _libraries(own[0])
+    for library in libraries if tf32 is not None else ():
+        library.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
         env.set_default(*CUBLAS)
@@ -91,11 +101,18 @@ def set_arithmetic(devices: Sequence[torch.device], settings: Settings) -> str:
     # Where an operator has no such version, torch warns, and names it.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     shown = {False: "off", True: "on"}
-    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    products, convolutions = (shown[library.allow_tf32] for library in libraries)
     return (
-        f"GPU arithmetic: TF32 {shown[products]} for products and {shown[convolutions]} for convolutions, "
+        f"GPU arithmetic: TF32 {products} for products and {convolutions} for convolutions, "
         f"deterministic {shown[deterministic]}"
     )
+
+
+def _libraries(device: torch.device) -> tuple[Any, Any]:
+    """What computes products and convolutions on this GPU; Intel's have oneDNN for both."""
+    if device.type == "xpu":
+        return torch.backends.mkldnn, torch.backends.mkldnn
+    return torch.backends.cuda.matmul, torch.backends.cudnn
 
 
 # -- sharing ----------------------------------------------------------------------------------------------------------

@@ -49,13 +49,16 @@ PACKAGES = (
     "lightning",
 )
 PROGRAMS = ("ssh", "mpirun", "srun", "kubectl", "yarn", "nvidia-smi")
-VARIABLES = re.compile("((DMLTRAIN|DMLC|PS|OMP|MKL|MALLOC|CUDA|NCCL|GLOO|TORCH|MXNET|LD)_|PYTHON)[A-Z0-9_]+")
-SHOWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # the only ones whose values are shown
+VARIABLES = re.compile("((DMLTRAIN|DMLC|PS|OMP|MKL|MALLOC|CUDA|HIP|ROCR|NCCL|GLOO|TORCH|MXNET|LD)_|PYTHON)[A-Z0-9_]+")
+OF_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SHOWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", *OF_GPUS)  # the only ones whose values are shown
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
 DRIVER = "/proc/driver/nvidia/version"
 TIME_ERROR = 5  # of adjtimex(2): the kernel's clock is not synchronized
 CUDA_SECONDS = 120.0  # of a first import of torch from a slow disk, and of a driver that does not answer
-CUDA = "import torch; c = torch.cuda; print(torch.version.cuda, c.is_available(), c.device_count())"
+CUDA = """import torch
+c, v = torch.cuda, torch.version
+print(v.cuda or v.hip and "ROCm-" + v.hip, c.is_available(), c.device_count())"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

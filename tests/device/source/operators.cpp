@@ -22,6 +22,7 @@ using Optional = std::optional<Tensor>;
 
 thread_local int inside = 0;  // operators on the CPU: their copies are no operations of a stream
 thread_local std::string operation;
+thread_local int pending_error = 0;  // of a function that Python has called: torch's binding leaves it
 
 // An operator that begins or ends; `name` is that of the outermost one.
 struct Inside {
@@ -231,11 +232,11 @@ struct Arguments {
         return found;
     }
 
-    // The message is torch's. Numbers in tensors may come from other devices, and so may indices from the CPU.
+    // The message is torch's. Numbers in tensors may come from the CPU, and so may indices.
     void check(Device device) const {
         bool indexes = schema.name() == "aten::index" || schema.name() == "aten::index_put_";
         each([&](const Tensor& tensor, bool) {
-            bool fits = tensor.device() == device || tensor.dim() == 0 || (indexes && tensor.is_cpu());
+            bool fits = tensor.device() == device || (tensor.is_cpu() && (tensor.dim() == 0 || indexes));
             TORCH_CHECK(fits, "Expected all tensors to be on the same device, but found at least two devices, ", device,
                         " and ", tensor.device(), "! (", schema.name(), ")");
         });
@@ -250,6 +251,12 @@ struct Arguments {
     }
 };
 
+// As C10_CUDA_KERNEL_LAUNCH_CHECK.
+void check_launch() {
+    int error = std::exchange(pending_error, 0);
+    TORCH_CHECK(!error, "CUDA error ", error, " of an earlier call, at the launch of ", operation);
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const auto& schema = op.schema();
     bool outermost = !inside;
@@ -260,6 +267,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         if (device) {
             Locked locked;
             count("kernels");
+            check_launch();
             arguments.check(*device);
             arguments.note_uses(*device);
         }
@@ -358,16 +366,18 @@ extern "C" {
 
 void fake_cuda_synchronize(int device) { fake_cuda::guard.synchronizeDevice(device); }
 
+int fake_cuda_fail(int error) { return fake_cuda::pending_error = error; }
+
 // cudaHostRegister and cudaHostUnregister: pinned memory that is not the allocator's. The answers are CUDA's.
 int fake_cuda_register(char* start, size_t bytes, unsigned) {
     fake_cuda::Locked locked;
-    if (fake_cuda::overlaps(fake_cuda::pinned_blocks(), start, bytes)) return 712;
+    if (fake_cuda::overlaps(fake_cuda::pinned_blocks(), start, bytes)) return fake_cuda_fail(712);
     fake_cuda::pinned_blocks()[start] = fake_cuda::Block{start, bytes, bytes};
     return 0;
 }
 int fake_cuda_unregister(char* start) {
     fake_cuda::Locked locked;
-    return fake_cuda::pinned_blocks().erase(start) ? 0 : 713;
+    return fake_cuda::pinned_blocks().erase(start) ? 0 : fake_cuda_fail(713);
 }
 
 // The races since the last call, one a line.

@@ -57,9 +57,12 @@ def missing(wanted: Range, known: Sequence[Range]) -> list[Range]:
 
 def _succeeds(call: Any, *arguments: int) -> bool:
     try:
-        return int(call(*arguments)) == 0
+        succeeds = int(call(*arguments)) == 0
     except RuntimeError:
-        return False
+        succeeds = False
+    if not succeeds:
+        devices.forget_error()
+    return succeeds
 
 
 def _forget(driver: Any, whole: int) -> None:
