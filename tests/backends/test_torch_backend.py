@@ -5,6 +5,7 @@ or they are refused before the first wrong step."""
 import itertools
 import os
 import pickle
+import re
 import secrets
 from pathlib import Path
 
@@ -85,9 +86,13 @@ def test_groups_of_fewer_workers_and_a_second_default_group(run):
 
 @pytest.mark.parametrize("way", [MEMORY, SERVERS], ids=["memory", "servers"])
 def test_ddp_trains_as_over_gloo_and_its_gradients_go_over_dmltrain(run, way):
-    for found in said(run("ddp", env=way)):
+    job = run("ddp", env=way)
+    for found in said(job):
         assert found["same"]
         assert found["sent"] > 3 * 4 * 2 * 300 * 300, "the two large layers, in three exchanges"
+    causes = r"dmltrain: worker 0: \d+ MB summed; s of waits for sums: own-host=\S+ wire=\S+ server=\S+ straggler=\S+\n"
+    shown = [len(re.findall(causes, job.output(f"worker-{rank}"))) for rank in range(2)]
+    assert shown == ([1, 0] if way == SERVERS else [0, 0]), job.outputs()
 
 
 @pytest.mark.parametrize(("word", "why"), [("over gloo", "no process group of dmltrain"), ("small", "64 KiB or more")])

@@ -28,6 +28,7 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.transport import host
+from dmltrain.kvstore.waiting import Waits
 from dmltrain.kvstore.worker.store import DistKVStore
 
 NAME = "dmltrain"
@@ -39,7 +40,7 @@ def register(connect: Connect) -> None:
     if NAME.upper() not in dist.Backend._plugins:
         make = functools.partial(_group, connect)
         dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])
-        atexit.register(_say_if_unused)
+        atexit.register(_say_at_end)
         dist.monitored_barrier = c10d.monitored_barrier = _with_monitored_barrier(c10d.monitored_barrier)
 
 
@@ -90,8 +91,8 @@ _jobs: dict[tuple[int, int], Job] = {}  # by rank and size
 
 def leave() -> None:
     """Leave the job, in a process that is killed afterwards. Raises JobLost."""
-    atexit.unregister(_say_if_unused)
-    _say_if_unused()
+    atexit.unregister(_say_at_end)
+    _say_at_end()
     for job in _jobs.values():
         if job.sums:
             job.sums.store.close()
@@ -102,21 +103,36 @@ def bytes_summed() -> int:
     return sum(job.sums.bytes for job in _jobs.values() if job.sums)
 
 
-def _say_if_unused() -> None:
-    """At the end of worker 0: whether the job had servers in vain, or none. A script that ends with an error says why
-    itself, and one without our group may use a kvstore."""
-    if bytes_summed() or hasattr(sys, "last_value") or (DistKVStore.present and not _jobs) or not _is_first():
+def waited() -> dict[str, float]:
+    """Seconds for which sums of this worker were on their way and nothing else was, by cause: own-host, wire, server,
+    straggler (docs/performance.md). The script may have computed meanwhile. Sums in the memory of one host count as
+    none."""
+    waits = sum((job.sums.store.waits for job in _jobs.values() if job.sums), Waits())
+    return {name.replace("_", "-"): seconds for name, seconds in vars(waits).items()}
+
+
+def _say_at_end() -> None:
+    """Worker 0 says where the time of its sums went, or that the job had servers in vain, or none. A script that ends
+    with an error says why itself, and one without our group may use a kvstore."""
+    if hasattr(sys, "last_value") or (DistKVStore.present and not _jobs) or not _is_first():
         return
+    if not bytes_summed():
+        sys.stderr.write(f"dmltrain: worker 0: no byte went over the servers: {_why_unused()}\n")
+    elif sum((times := waited()).values()):
+        shown = " ".join(f"{name}={seconds:.3f}" for name, seconds in times.items())
+        sys.stderr.write(f"dmltrain: worker 0: {bytes_summed() / 1e6:.0f} MB summed; s of waits for sums: {shown}\n")
+
+
+def _why_unused() -> str:
     instead = "-s 0" if env.read().launched else 'init_process_group("gloo")'
     least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
     floats = f"float32 or float64 of {least >> 10} KiB or more" if least > 1 else "floats"
-    why = (
-        f"no all_reduce was a sum of {floats}, so gloo made all sums: {instead} trains the same"
-        if _jobs
-        else "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
+    if _jobs:
+        return f"no all_reduce was a sum of {floats}, so gloo made all sums: {instead} trains the same"
+    return (
+        "the script made no process group of dmltrain: call dmltrain.torch.accelerate.prepare() before "
         'Accelerator() or TrainingArguments(), or init_process_group("dmltrain")'
     )
-    sys.stderr.write(f"dmltrain: worker 0: no byte went over the servers: {why}\n")
 
 
 def _is_first() -> bool:
