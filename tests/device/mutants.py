@@ -116,7 +116,7 @@ MUTANTS = (  # file, text, and what takes its place
     (STAGING, "copy.copy_(tensor.detach())", "copy.copy_(tensor.detach(), non_blocking=True)"),
     (STAGING, "        tensor.copy_(copy)\n", "        pass\n"),
     (STAGING, "                self._land()\n", ""),
-    (f"{OF_ALL}/factors.py", "part.cpu().numpy()", "0.0"),
+    (f"{OF_ALL}/factors.py", "values.reshape(-1, width)).to(self.device)", "values.reshape(-1, width))"),
     (f"{TORCH}/sync_bn.py", "self._total.to(values.device)", "self._total"),
     (f"{TORCH}/sync_bn.py", "[part.to(parts[0].device) for part in parts]", "list(parts)"),
     (f"{GPU}/registered.py", "        devices.forget_error()\n", "        pass\n"),
