@@ -126,7 +126,7 @@ def test_who_cannot_be_asked_is_named(launcher):
     for change, text in (
         ({"launched_from": {**record["launched_from"], "host": "elsewhere"}}, "was started on elsewhere"),
         ({"control": str(launcher.folder / "gone")}, "does not answer: it has ended, or was killed"),
-        ({"control": 7}, "control is 7: expected a value of type str"),
+        ({"control": 7}, "control is 7, expected a text"),
         ({"ended": "2026-11-25T02:16:31+0000"}, " has ended"),
     ):
         (launched.logs / "job.json").write_text(json.dumps({**record, **change}))
