@@ -20,6 +20,7 @@ import pytest
 
 from dmltrain import fit
 from dmltrain.checkpoints import checkpoint
+from dmltrain.kvstore.base import JOB_ENDED, MembershipEnded
 from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Tanh, chain
 from dmltrain.logs import record
 from dmltrain.mxnet_files import write
@@ -521,3 +522,11 @@ def test_real_data(real_data, tmp_path, data, words):
     assert code == 0, text
     assert float(Log(text).values("Train-accuracy")[0]) > 0.15
     assert "1280 training and 500 validation samples" in text
+
+
+def test_a_worker_for_which_a_job_has_ended_before_it_trains_ends_well(capsys):
+    def late():
+        raise MembershipEnded(JOB_ENDED)
+
+    assert fit.exit_code("train.py", late) == 0
+    assert capsys.readouterr().err == "train.py: this worker's part has ended: the job has come to its end\n"

@@ -104,9 +104,9 @@ def bytes_summed() -> int:
 
 
 def waited() -> dict[str, float]:
-    """Seconds for which sums of this worker were on their way and nothing else was, by cause: own-host, wire, server,
-    straggler (docs/performance.md). The script may have computed meanwhile. Sums in the memory of one host count as
-    none."""
+    """Seconds for which this worker has waited for sums from the servers so far, by cause: own-host, wire, server,
+    straggler (docs/performance.md). A thread of its own waits, so the script may have computed meanwhile. Sums in the
+    shared memory of one host are not counted."""
     waits = sum((job.sums.store.waits for job in _jobs.values() if job.sums), Waits())
     return {name.replace("_", "-"): seconds for name, seconds in vars(waits).items()}
 
@@ -124,6 +124,7 @@ def _say_at_end() -> None:
 
 
 def _why_unused() -> str:
+    """Why no byte went over the servers, and what to change."""
     instead = "-s 0" if env.read().launched else 'init_process_group("gloo")'
     least = max((job.sums.least for job in _jobs.values() if job.sums), default=0)
     floats = f"float32 or float64 of {least >> 10} KiB or more" if least > 1 else "floats"
